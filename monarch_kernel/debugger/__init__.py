@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 #: Notified with the debugger of this process when it has been created, on the thread that created it.
 on_made: Subscribers[[MeshDebugger]] = Subscribers("a callback of debugger.on_made")
 
-#: Notified with a mesh and the verdict on all its ranks whenever one was reached, on the thread that asked.
+#: Notified with a mesh and the verdict on all its ranks whenever one was reached, on the thread that requested it.
 on_verdict: Subscribers[[Any, Verdict]] = Subscribers("a callback of debugger.on_verdict")
 
 
 def get_debugger() -> MeshDebugger:
-    """The debugger of this controller; created by the first call."""
+    """Return the debugger of this controller. The first call creates it."""
     from monarch_kernel.debugger.controller import hub
 
     return hub.get_debugger()
 
 
 def existing_debugger() -> MeshDebugger | None:
-    """The debugger of this controller; None if there is none yet."""
+    """Return the debugger of this controller; None if there is none yet."""
     hub: Any = sys.modules.get("monarch_kernel.debugger.controller.hub")  # without it, there is none
     return None if hub is None else hub.existing_debugger()
 
 
 def select(mesh: Any = None, ranks: Any = None) -> Any:
-    """The stopped ranks of a mesh (None: of all meshes), as a set that is stepped together (`sets.StopSet`)."""
+    """Return the stopped ranks of a mesh (None: of all meshes) as a set whose ranks step together (`sets.StopSet`)."""
     return get_debugger().select(mesh, ranks)

@@ -1,6 +1,7 @@
-"""Sources of ranks by the names that the controller has for them: a front end opens its own file.
+"""Translate source paths of ranks to the controller's paths, so that a front end opens its own files.
 
-A sync puts the controller's folders elsewhere on hosts; ``monarch_kernel.workers.client_path`` knows which is which.
+A sync copies the controller's folders to other paths on hosts. ``monarch_kernel.workers.client_path`` maps these paths
+back.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def stop_at_client(stop: Stop) -> Stop:
 
 
 def snapshot_at_client(snapshot: StackSnapshot) -> StackSnapshot:
-    """What a rank does, with files as the controller names them."""
+    """Return a copy of a rank's stacks that uses the controller's file names."""
     files = {frame.place.file for stack in snapshot.stacks for frame in stack.frames}
     names = {file: path for file in files if (path := client_path(file)) is not None}
     if not names:
@@ -46,7 +47,7 @@ def snapshot_at_client(snapshot: StackSnapshot) -> StackSnapshot:
 
 
 def evidence_at_client(evidence: Evidence) -> Evidence:
-    """What a rank reports about itself, with files as the controller names them, so that those of all hosts compare."""
+    """Return a copy of a rank's evidence with the controller's file names, so that all hosts are comparable."""
     places = [place for place in (evidence.place, *evidence.stack) if place is not None]
     if all(client_path(place.file) is None for place in places):
         return evidence

@@ -54,8 +54,13 @@ class RankStopped:
 
 @dataclass(frozen=True, slots=True)
 class RankResumed:
-    """A stop is over; ``how`` as in `model.stops.Resumed`, "gone" if the rank died, or "passed on": it lasts, and
-    another viewer of a joined job has it."""
+    """A stop is over.
+
+    Attributes:
+    key: identifies the stop.
+    how: as in `model.stops.Resumed`; "gone" if the rank died; "passed on" if the stop lasts, and another viewer of a
+    joined job has received it.
+    """
 
     key: Key
     how: str = "continue"
@@ -96,8 +101,8 @@ class MeshBreakpoint:
         spec: where and when to stop.
         owner: the viewer that set it; "" for the user.
         bound: its state in ranks that have answered, by mesh and rank.
-        lost: why it is in no rank: its line is gone from the file that ranks have loaded since; otherwise "".
-        apart: why ranks cannot stop there together, by mesh; only of meshes where others wait for stopped ranks.
+        lost: why no rank has it: its line is gone from the version of the file that ranks have loaded; otherwise "".
+        apart: why ranks cannot stop there together, by mesh; only for meshes where others wait for stopped ranks.
     """
 
     id: int

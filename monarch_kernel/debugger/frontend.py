@@ -1,4 +1,4 @@
-"""What is known about the program that controls the meshes: the names of its cells, the mesh in use.
+"""Describe the program that controls the meshes: the names of its cells, the mesh in use.
 
 A process has one front end: that of a script, or the one that a notebook kernel sets with `use_frontend`. Tracebacks,
 stacks and consoles, including those of a terminal that is connected to a kernel, label files with it.
@@ -17,18 +17,18 @@ class Frontend:
     """The front end of a script. Subclasses override methods for which they have better information."""
 
     def label(self, file: str) -> str | None:
-        """The label of a file, or of a cell given its key, such as `Cell In[3]`; None means the file's base name."""
+        """Return the label of a file, or of a cell by its key, such as `Cell In[3]`; None: the file's base name."""
         return None
 
     def mesh(self) -> str | None:
-        """The name of the mesh in use, for commands that name none; None if there are none or several."""
+        """Return the name of the mesh in use, for commands that name none; None if there are none or several."""
         from monarch_kernel.engines import tool_runtime
 
         names = {mesh.name for mesh in tool_runtime().list_proc_meshes()}
         return names.pop() if len(names) == 1 else None
 
     def cell(self, number: int) -> tuple[str, str]:
-        """The file name and the text of the cell with that execution number; 0 means the last `%%mesh` cell.
+        """Return the file name and the text of the cell with that execution number; 0 means the last `%%mesh` cell.
 
         Raises:
             CommandError: there is no such cell.
@@ -36,11 +36,11 @@ class Frontend:
         raise CommandError("this program has no cells; give the path of a file")
 
     def lines(self, file: str) -> list[str]:
-        """The source of a file; empty if this process has no access to it."""
+        """Return the source of a file; empty if this process has no access to it."""
         return [line.rstrip("\n") for line in linecache.getlines(file)]
 
     def extent(self, mesh: str) -> Any:
-        """The extent of a mesh of this controller.
+        """Return the extent of a mesh of this controller.
 
         Raises:
             CommandError: there is no such mesh.
@@ -53,10 +53,10 @@ class Frontend:
             raise CommandError(str(error)) from None
 
     def file(self, spot: Spot, shown: str, command: str) -> tuple[str, int]:
-        """The file and line of a place.
+        """Return the file and line of a location.
 
         Args:
-            spot: the place as the user wrote it.
+            spot: the location as the user wrote it.
             shown: the file for a line without a file.
             command: the name of the command in error messages.
 
@@ -76,7 +76,7 @@ class Frontend:
             return shown, spot.line
         path = os.path.abspath(os.path.expanduser(spot.file))
         if not os.path.exists(path):
-            return spot.file, spot.line  # it may exist on the ranks' hosts, which compare the ends of paths
+            return spot.file, spot.line  # it may exist on the ranks' hosts, which compare the last parts of paths
         lines = linecache.getlines(path)
         if spot.line > len(lines):
             count = f"{len(lines)} line{'s' * (len(lines) != 1)}"
@@ -88,7 +88,7 @@ _current = Frontend()
 
 
 def use_frontend(frontend: Frontend | None) -> None:
-    """Set the front end of this process; None means that of a script."""
+    """Set the front end of this process; None means the front end of a script."""
     global _current
     from monarch_kernel.protocol.faults import label_files  # not at the top: ranks import this module too
 
@@ -97,5 +97,5 @@ def use_frontend(frontend: Frontend | None) -> None:
 
 
 def current_frontend() -> Frontend:
-    """The front end of this process."""
+    """Return the front end of this process."""
     return _current

@@ -1,7 +1,7 @@
-"""Small charts as SVG inside HTML: numbers over ranks, numbers as they change, and distributions.
+"""Draw small charts as SVG inside HTML: numbers over ranks, numbers over time, and distributions.
 
-They need no scripts, so they live in saved notebooks. Lines and text take the colour of the page; what stands out is
-marked by shape (a ring, a thick line) as well as by colour.
+They need no scripts, so they work in saved notebooks. Lines and text take the colour of the page. Outliers are marked
+by shape (a ring, a thick line) as well as by colour.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from monarch_kernel.display import styles
 
 #: The size of a chart, in pixels.
 WIDTH, HEIGHT = 420, 96
-#: Up to so many ranks each have a mark of their own; of more, the range of neighbours is drawn.
+#: The maximum number of ranks with separate marks. With more ranks, the range of neighbours is drawn.
 _MOST_MARKS = 210
-#: Up to so many ranks each have a line of their own; of more, their range is drawn, and those that stand out.
+#: The maximum number of ranks with separate lines. With more ranks, their range and the outliers are drawn.
 _MOST_LINES = 8
-#: Up to so many of those that stand out have their numbers beside their marks.
+#: The maximum number of outliers whose numbers are shown beside their marks.
 _MOST_NAMED = 3
 _LINE, _STANDS_OUT = styles.CHART_LINE, styles.CHART_OUTLIER
 _TOP, _BOTTOM, _LEFT, _RIGHT = 8, 14, 58, 8
 
 
 def figure(number: float) -> str:
-    """A number with as many digits as a person reads at a glance: `0.0123`, `1,234`, `1.2e+09`, `nan`."""
+    """Format a number with as many digits as a reader can take in at a glance: `0.0123`, `1,234`, `1.2e+09`, `nan`."""
     if not math.isfinite(number):
         return str(number)
     if number == int(number) and abs(number) < 1e7:
@@ -36,16 +36,16 @@ def figure(number: float) -> str:
 
 
 def over_ranks(numbers: Mapping[int, float], marked: Collection[int] = ()) -> str:
-    """Numbers over ranks, as marks in a row; the median is a line.
+    """Draw numbers over ranks, as marks in a row. The median is a line.
 
     Args:
-        numbers: by rank; those that are not finite are drawn as crosses at the bottom.
-        marked: the ranks that stand out.
+        numbers: the numbers by rank; those that are not finite are drawn as crosses at the bottom.
+        marked: the outliers.
     """
     finite = {rank: number for rank, number in numbers.items() if math.isfinite(number)}
     if not finite:
         return ""
-    # What stands out is drawn at the edge, with its number, so that it does not flatten all others.
+    # Outliers are drawn at the edge, with their numbers, so that they do not flatten all others.
     usual = [number for rank, number in finite.items() if rank not in marked] or list(finite.values())
     frame = _Frame(min(numbers), max(numbers), min(usual), max(usual))
     parts = [frame.axes(f"rank {min(numbers)}", f"rank {max(numbers)}")]
@@ -69,11 +69,11 @@ def over_ranks(numbers: Mapping[int, float], marked: Collection[int] = ()) -> st
 def over_time(
     series: Mapping[int, Sequence[tuple[float, float]]], marked: Collection[int] = (), height: int = 160
 ) -> str:
-    """Numbers of ranks as they change, as lines; of many ranks their range, with the median and those that stand out.
+    """Draw numbers of ranks over time, as lines; for many ranks, their range with the median and the outliers.
 
     Args:
-        series: for each rank, times (seconds) and numbers, in the order of time. A number that is not finite is a gap.
-        marked: the ranks that stand out.
+        series: for each rank, times (seconds) and numbers, ordered by time. A number that is not finite is a gap.
+        marked: the outliers.
     """
     stretches = {rank: _stretches(each) for rank, each in series.items()}
     points = [point for each in stretches.values() for stretch in each for point in stretch]
@@ -93,7 +93,7 @@ def over_time(
         colour = _STANDS_OUT if out else _LINE
         stroke = f'fill="none" stroke="{colour}" stroke-width="{2.2 if out else 1.2}" stroke-linecap="round"'
         for stretch in each:
-            # A single point between gaps is a dot: a line to where it is.
+            # A single point between gaps is a dot: a line to its own position.
             path = " ".join(f"{frame.x(time)},{frame.y(number)}" for time, number in [stretch[0], *stretch])
             parts.append(f'<polyline points="{path}" {stroke}><title>rank {rank}</title></polyline>')
         if out and math.isfinite(series[rank][-1][1]):
@@ -102,7 +102,7 @@ def over_time(
 
 
 def histogram(counts: Sequence[int], low: float, high: float) -> str:
-    """A distribution, as bars.
+    """Draw a distribution, as bars.
 
     Args:
         counts: how many elements are in each of these equal parts of the range.
@@ -131,29 +131,29 @@ def histogram(counts: Sequence[int], low: float, high: float) -> str:
 
 
 class _Frame:
-    """Where a number is drawn."""
+    """The mapping of numbers to positions in a chart."""
 
     def __init__(self, first: float, last: float, low: float, high: float, height: int = HEIGHT) -> None:
         self._first, self._last = first, last if last > first else first + 1
         self._low, self._high = low, high
-        if high <= low:  # a flat line is in the middle
+        if high <= low:  # draw a flat line in the middle
             room = abs(low) * 0.01 or 1.0
             self._low, self._high = low - room, high + room
         self._flat = high <= low
         self._height = height
 
     def x(self, at: float) -> float:
-        """From the left."""
+        """Return the position of a rank or time from the left."""
         return round(_LEFT + (at - self._first) / (self._last - self._first) * (WIDTH - _LEFT - _RIGHT), 1)
 
     def y(self, number: float) -> float:
-        """From the top."""
+        """Return the position of a number from the top."""
         room = self._height - _TOP - _BOTTOM
         share = (self._high - number) / (self._high - self._low)
         return round(_TOP + min(1.0, max(0.0, share)) * room, 1)
 
     def axes(self, first: str, last: str) -> str:
-        """The lines around the chart, with the ends of both ranges."""
+        """Draw the lines around the chart, with the ends of both ranges."""
         bottom = self._height - _BOTTOM
         ends = [(_TOP + 7, self._high), (bottom, self._low)]
         if self._flat:
@@ -169,7 +169,7 @@ class _Frame:
 
 
 def _ranges(frame: _Frame, numbers: Mapping[int, float]) -> str:
-    """The ranges of neighbouring ranks, one for each two pixels."""
+    """Draw the ranges of neighbouring ranks, one for each two pixels."""
     columns: dict[int, tuple[float, float]] = {}
     for rank, number in numbers.items():
         at = int(frame.x(rank) // 2 * 2)
@@ -180,13 +180,13 @@ def _ranges(frame: _Frame, numbers: Mapping[int, float]) -> str:
 
 
 def _stretches(points: Iterable[tuple[float, float]]) -> list[list[tuple[float, float]]]:
-    """The finite numbers, in runs without a gap."""
+    """Split the finite numbers into runs without a gap."""
     found = groupby(points, lambda point: math.isfinite(point[1]))
     return [list(run) for finite, run in found if finite]
 
 
 def _band(frame: _Frame, points: Iterable[tuple[float, float]]) -> list[str]:
-    """The range of all ranks at each time, and their median."""
+    """Draw the range of all ranks at each time, and their median."""
     at_time: dict[float, list[float]] = {}
     for time, number in points:
         at_time.setdefault(time, []).append(number)
@@ -211,7 +211,7 @@ def _ring(x: float, y: float, rank: int, number: float) -> str:
 
 
 def _beside(frame: _Frame, rank: int, number: float) -> str:
-    """The number of a rank, beside its mark."""
+    """Draw the number of a rank, beside its mark."""
     x, y = frame.x(rank), frame.y(number)
     left = x > WIDTH / 2
     return (

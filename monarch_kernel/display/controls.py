@@ -1,4 +1,4 @@
-"""What steers a terminal, in text that others have written: names of hosts, reports, errors, output of ranks."""
+"""Remove terminal control sequences from text of other programs: names of hosts, reports, errors, output of ranks."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _MAY_STEER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def without_controls(text: str) -> str:
-    """Text without what steers a terminal; tabs and line feeds stay."""
+    """Remove control sequences and control characters from text. Tabs and line feeds stay."""
     return _ALL.sub("", text) if _MAY_STEER.search(text) else text
 
 
 def only_colours(text: str) -> str:
-    """The same, but colours and weights stay."""
+    """Do the same, but keep colours and weights."""
     return _ALL.sub(lambda found: found["colour"] or "", text) if _MAY_STEER.search(text) else text
 
 
 class _ColoursOnly:
-    """A stream of text that passes nothing on which steers a terminal, except colours. Its ``buffer`` is as it was."""
+    """A text stream that removes control sequences, except colours. Its ``buffer`` is unchanged."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -47,7 +47,7 @@ class _ColoursOnly:
 
 @contextmanager
 def only_colours_printed() -> Generator[None]:
-    """Pass nothing on that steers a terminal, except colours, of what this process prints meanwhile."""
+    """Remove control sequences, except colours, from everything that this process prints in the block."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast("TextIO", _ColoursOnly(each)) for each in before)
     try:

@@ -1,4 +1,4 @@
-"""Which of many numbers stand out."""
+"""Find the outliers among many numbers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _FEWEST = 4
 
 
 def outliers(numbers: Mapping[int, float]) -> list[int]:
-    """The keys of numbers that stand out, sorted: far from the median, or not finite while most others are.
+    """Return the keys of outliers, sorted: numbers far from the median, or not finite while most others are.
 
-    At most a quarter of the numbers stands out: what more of them do is another group, and no exception.
+    At most a quarter of the numbers are outliers. A larger share is another group, and not an exception.
     """
     if len(numbers) < _FEWEST:
         return []
@@ -25,7 +25,7 @@ def outliers(numbers: Mapping[int, float]) -> list[int]:
         middle = statistics.median(finite.values())
         gaps = {key: abs(number - middle) for key, number in finite.items()}
         spread = statistics.median(gaps.values())
-        # Where most are equal, rounding must not make the others stand out.
+        # If most numbers are equal, rounding must not make the others outliers.
         least = max(OUTLIER * spread, 1e-9 * abs(middle))
         found += [key for key, gap in gaps.items() if gap > least]
     return sorted(found) if len(found) * 4 <= len(numbers) else []

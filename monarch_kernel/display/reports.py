@@ -13,11 +13,11 @@ class AsReport:
     __slots__ = ()
 
     def text(self) -> str:
-        """The report as plain text."""
+        """Render the report as plain text."""
         raise NotImplementedError
 
     def html(self) -> str:
-        """The report as HTML."""
+        """Render the report as HTML."""
         raise NotImplementedError
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The styles of all HTML of this package, in one place.
+"""Define the styles of all HTML of this package, in one place.
 
 They are inline, because a saved notebook, an e-mail and a plain front end have no style sheet. Text inherits its colour
 from the page, and JupyterLab's variables have fallbacks, so everything is readable on light and dark pages.
@@ -30,7 +30,7 @@ RANKS: Final = f"color:#2b7fd9;{BOLD}"
 RUNS_NOW: Final = "background:rgba(255,176,32,.30);border-radius:2px"
 #: A small label where ranks diverge.
 FORK_CHIP: Final = "background:#d9912b;color:#fff;border-radius:8px;padding:0 6px;font-size:85%"
-#: Lines of a tree. A line that opens has a triangle in front; other lines have the same indentation.
+#: Lines of a tree. A line that can be opened begins with a triangle; other lines have the same indentation.
 TREE_LINE: Final = "white-space:pre;cursor:default;padding-left:1.05em"
 TREE_NOTE: Final = "white-space:pre-wrap;padding-left:1.05em"
 TREE_OPENS: Final = "white-space:pre;cursor:pointer"
@@ -46,24 +46,24 @@ NAME: Final = "text-align:left;vertical-align:top;white-space:nowrap"
 CAPTION: Final = f"{DIM};margin-bottom:2px"
 HEADLINE: Final = f"{BOLD};margin-bottom:4px"
 
-#: Numbers in charts, and those that stand out; also those are marked by shape.
+#: Numbers in charts, and outliers, which are also marked by shape.
 CHART_LINE: Final = "#2b7fd9"
 CHART_OUTLIER: Final = "#d9362b"
 
-#: The states of ranks, on light and on dark pages alike; their shapes tell them apart, too.
+#: The states of ranks, for light and dark pages. Their shapes also distinguish them.
 STATE_COLOURS: Final = {
     "dead": "#d9362b", "unresponsive": "#9a6ae0", "stopped": "#b07d12", "healing": "#17937f",
     "starting": "#7d8792", "running": "#3b82f6", "idle": "#8c959f", "ended": "#8c959f",
 }  # fmt: skip
-#: The box around a view of a mesh, and a line of bad news in it.
+#: The box around a view of a mesh, and a line about a problem in it.
 VIEW: Final = "font-family:var(--jp-ui-font-family,system-ui,sans-serif);font-size:13px;line-height:1.45"
 VIEW_TITLE: Final = f"{BOLD};font-size:14px"
 NEWS: Final = "border-left:3px solid #d9362b;padding-left:.6em;margin:3px 0;white-space:pre-wrap;overflow-wrap:anywhere"
 
-#: The line of something that opens.
+#: A line that can be opened.
 OPENS: Final = "cursor:pointer;opacity:.75;margin-top:4px"
 
-#: The sixteen colours of terminals, readable on light and on dark pages alike.
+#: The sixteen colours of terminals, readable on light and dark pages.
 ANSI_COLOURS: Final = (
     "#6e7681", "#e75c58", "#00a250", "#b8860b", "#208ffb", "#d160c4", "#2aa1b3", "#a1a6b2",
     "#8b949e", "#f0706c", "#16b45f", "#d29922", "#4aa3ff", "#e07ed5", "#56c2d1", "#c5c1b4",

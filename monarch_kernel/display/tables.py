@@ -1,4 +1,4 @@
-"""Tables as plain data, and their rendering: text made by rich for terminals, HTML for notebooks."""
+"""Represent tables as plain data, and render them: text made by rich for terminals, HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TableView:
         caption: one line above the table.
         right: the indices of right-aligned columns.
         note: lines below the table, such as how much was omitted.
-        error: lines that say what went wrong, which look like it.
+        error: lines with an error, displayed as such.
     """
 
     headings: Sequence[str]
@@ -44,7 +44,7 @@ class TableView:
     error: str = ""
 
     def without_empty_columns(self) -> TableView:
-        """The same table without the columns that are empty in all rows."""
+        """Return the table without the columns that are empty in all rows."""
         kept = [at for at in range(len(self.headings)) if any(row[at] for row in self.rows)]
         return TableView(
             [self.headings[at] for at in kept],
@@ -62,7 +62,7 @@ class AsTable:
     __slots__ = ()
 
     def table(self) -> TableView:
-        """The table that shows this object."""
+        """Return the table that shows this object."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -76,8 +76,8 @@ class AsTable:
 
 
 def table_text(view: TableView) -> str:
-    """A table as text: columns are two spaces apart, and as wide as a terminal displays their cells."""
-    # rich takes about 30 ms to import, which only a cell that shows a table pays.
+    """Render a table as text. Columns are two spaces apart, and as wide as a terminal displays their cells."""
+    # rich takes about 30 ms to import. Only a cell that shows a table imports it.
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -90,7 +90,7 @@ def table_text(view: TableView) -> str:
     if any("\n" in cell for row in view.rows for cell in row):
         for row in view.rows:
             table.add_row(*(Text(without_controls(cell)) for cell in row))
-    elif view.rows:  # a column as one cell: five times as fast, which a mesh of 1,000 ranks needs
+    elif view.rows:  # a column as one cell is five times as fast, which matters for a mesh of 1,000 ranks
         table.add_row(*(Text(without_controls("\n".join(column))) for column in zip(*view.rows, strict=True)))
     file = StringIO()
     # By default, rich would publish its own display in a kernel, and read colour settings from the environment.
@@ -101,7 +101,7 @@ def table_text(view: TableView) -> str:
 
 
 def table_html(view: TableView) -> str:
-    """A table as HTML."""
+    """Render a table as HTML."""
     caption = f'<div style="{styles.CAPTION}">{escape(view.caption)}</div>' if view.caption else ""
     note = _lines_html(view.error, styles.BAD) + _lines_html(view.note, styles.DIM)
     head = f"<thead><tr>{_cells('th', view.headings, view.right)}</tr></thead>" if view.headings else ""
@@ -110,7 +110,7 @@ def table_html(view: TableView) -> str:
 
 
 def _lines_html(text: str, style: str) -> str:
-    """Each line as an element: in HTML, the ends of lines are spaces."""
+    """Render each line as an element, because HTML treats line ends as spaces."""
     return "".join(f'<div style="{style}">{escape(line)}</div>' for line in text.split("\n") if line)
 
 

@@ -1,7 +1,7 @@
 """Jobs: hosts that a program requests by name. Names and semantics are those of ``monarch.job``.
 
-``EngineJob`` takes hosts from any engine, through a launcher (``monarch_kernel.launchers.base``). This module holds
-names only; ``monarch_kernel.launchers`` has the code.
+``EngineJob`` gets hosts from any provider, through a launcher (``monarch_kernel.launchers.base``). This module only
+exports names; ``monarch_kernel.launchers`` has the code.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -75,7 +75,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "PortForwarder":  # not with the others, as it loads asyncio
+    if name == "PortForwarder":  # not with the others, because it loads asyncio
         from monarch_kernel.launchers.port_forward import PortForwarder
 
         return PortForwarder

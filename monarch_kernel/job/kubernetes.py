@@ -1,4 +1,4 @@
-"""Jobs on Kubernetes. The names are those of ``monarch.job.kubernetes``; ``monarch_kernel.launchers`` has the code."""
+"""Export jobs on Kubernetes with the names of ``monarch.job.kubernetes``; the code is in ``launchers.kubernetes``."""
 
 from monarch_kernel.launchers.kubernetes.config import KubeConfig
 from monarch_kernel.launchers.kubernetes.job import KubernetesJob

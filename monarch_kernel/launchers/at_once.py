@@ -11,10 +11,12 @@ T = TypeVar("T")
 
 
 def each_at_once(most: int, work: Callable[[S], T], items: Iterable[S], name: str) -> list[T]:
-    """Call a function for each item, some at once; return the results in order. Waits for all, even if one fails.
+    """Call a function for each item, several in parallel, and return the results in order.
+
+    Waits for all calls, even if one fails.
 
     Args:
-        name: of the threads.
+        name: the name of the threads.
     """
     found = list(items)
     if len(found) < 2:

@@ -1,13 +1,13 @@
-"""The interface to the engines that provide hosts: write a ``Launcher`` to take them from another engine.
+"""Define the interface to providers of hosts: write a ``Launcher`` to get hosts from another provider.
 
-A launcher asks its engine (a scheduler, ssh, a cloud) to run a worker on each of some hosts, and tells where they are.
-It knows nothing of meshes, actors and connections, and this module imports nothing of the runtime: values are plain
-data. ``EngineJob`` does the rest: keys, waiting, attaching, the list of all jobs, replacements, errors.
+A launcher asks its provider (a scheduler, ssh, a cloud) to run a worker on each of several hosts, and reports their
+addresses. It does not deal with meshes, actors and connections, and this module imports nothing of the runtime: values
+are plain data. ``EngineJob`` does the rest: keys, waiting, attaching, the list of all jobs, replacements, errors.
 
 ``docs/launchers.md`` explains it with an example. A launcher is registered by an entry point of the group
-``monarch_kernel.launchers``, whose name is ``Launcher.name``. ``tests/launchers/conformance.py`` tests any of them.
+``monarch_kernel.launchers``, with the name ``Launcher.name``. ``tests/launchers/conformance.py`` tests any launcher.
 
-It is long because all that a launcher's author has to know stands in one place.
+This module is long so that authors of launchers find everything in one place.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = [
 
 #: The entry point group in which launchers are registered.
 GROUP = "monarch_kernel.launchers"
-#: Our own launchers, also known in a checkout. No package in a working folder replaces them.
+#: The launchers of this package, also found in a checkout. No package in a working folder replaces them.
 _OWN = {
     "kubernetes": "monarch_kernel.launchers.kubernetes:KubernetesLauncher",
     "lightning": "monarch_kernel.launchers.lightning:LightningLauncher",
@@ -64,9 +64,9 @@ _OWN = {
     "slurm": "monarch_kernel.launchers.slurm:SlurmLauncher",
     "ssh": "monarch_kernel.launchers.ssh:SSHLauncher",
 }
-#: In the environment of a worker and of all that it starts: its job and host, by which they are found on their machine.
+#: A variable in the environment of a worker and its descendants, with job and host; identifies them on their machine.
 MARKER = environment.JOB
-#: Where a worker gets its key if it comes by an environment variable, which the worker removes.
+#: The environment variable with the key of a worker, if it is passed that way. The worker removes the variable.
 KEY_VARIABLE = environment.WORKER_KEY
 
 
@@ -78,16 +78,16 @@ class LaunchError(RuntimeError):
 
 
 class InfeasibleError(LaunchError):
-    """The engine can never fulfil this request, such as more GPUs than any of its hosts has."""
+    """The provider can never fulfil this request, for example because it asks for more GPUs than any host has."""
 
 
 class SubmissionRefusedError(LaunchError):
-    """The engine did not take the request; the message quotes it.
+    """The provider rejected the request. The message quotes the provider.
 
     Args:
         engine: the launcher's name.
-        said: the engine's own words.
-        advice: what to do next.
+        said: the message of the provider.
+        advice: the next step.
     """
 
     def __init__(self, engine: str, said: str, advice: str = "") -> None:
@@ -102,9 +102,9 @@ class StartFailedError(LaunchError):
     Args:
         host: the name of the host.
         reason: one clause.
-        exit_code: of the command that started it; None: not known.
+        exit_code: the exit code of the command that started it; None: unknown.
         log: the end of its output.
-        check: what to look at.
+        check: what to check.
     """
 
     def __init__(self, host: str, reason: str, exit_code: int | None = None, log: str = "", check: str = "") -> None:
@@ -122,11 +122,11 @@ class StartTimeoutError(LaunchError, TimeoutError):
     """Not all hosts were up in time.
 
     Args:
-        up: how many were.
-        wanted: how many were to be.
-        seconds: the limit.
-        reason: the last reason that the engine gave for those that were not.
-        log: the ends of their logs.
+        up: the number of hosts that were up.
+        wanted: the number of requested hosts.
+        seconds: the time limit.
+        reason: the provider's last reason for the hosts that were not up.
+        log: the ends of the logs of these hosts.
     """
 
     def __init__(self, up: int, wanted: int, seconds: float, reason: str, log: str = "") -> None:
@@ -142,7 +142,7 @@ class StartTimeoutError(LaunchError, TimeoutError):
 
 
 _CLOCKS = "Compare the clocks of this machine and of the host (date), as credentials and certificates depend on them"
-#: Phrases in the output of a start that failed, and what to check.
+#: Phrases in the output of a failed start, and what to check.
 _ADVICE = (
     ("Rewound credential", _CLOCKS),
     ("Expired credential", _CLOCKS),
@@ -164,7 +164,7 @@ _ADVICE = (
 
 
 def advice_for(text: str) -> str:
-    """What to check, given the output of a start that failed."""
+    """Return what to check, given the output of a failed start."""
     return next((advice for phrase, advice in _ADVICE if phrase in text), "Look at its log, and try the command there")
 
 
@@ -180,7 +180,7 @@ class Secret:
         self._text = text
 
     def reveal(self) -> str:
-        """The text, for a pipe, a file of mode 0600, or the environment of the one process that it is for."""
+        """Return the text, for a pipe, a file of mode 0600, or the environment of the one process that needs it."""
         return self._text
 
     def __repr__(self) -> str:
@@ -191,7 +191,7 @@ class Secret:
 
 
 class KeyWay(enum.StrEnum):
-    """How a worker gets its key; never by its arguments."""
+    """The way in which a worker gets its key; never by its arguments."""
 
     NONE = "none"
     """It needs none, as it listens on a Unix socket."""
@@ -207,11 +207,11 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Requirements of each host; 0: the default of the provider.
 
     Attributes:
-        gpus: devices.
-        cpus: processors.
-        memory: bytes.
-        walltime: for how long (seconds).
-        options: further wishes, by the engine's own names: partition, account, image, ...
+        gpus: the number of devices.
+        cpus: the number of processors.
+        memory: the memory (bytes).
+        walltime: the duration (seconds).
+        options: further requirements, with the provider's own names: partition, account, image, ...
     """
 
     gpus: int = 0
@@ -223,14 +223,15 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True)
 class WorkerCommand:
-    """How a worker is started on a host of the job.
+    """The command that starts a worker on a host of the job.
 
     Attributes:
         job: the id of the job.
         key: the key of the job, as one line; None: workers listen on Unix sockets only.
-        env: environment variables for the worker and all that it starts. They may be secret: they are no arguments.
+        env: environment variables for the worker and its descendants. They may be secret, so they are not passed as
+            arguments.
         python: the interpreter on the hosts; "": that of this process.
-        idle: seconds without a controller after which the worker ends by itself.
+        idle: the time without a controller after which the worker ends itself (seconds).
     """
 
     job: str
@@ -251,18 +252,19 @@ class WorkerCommand:
         background: bool = False,
         walltime: float = 0.0,
     ) -> list[str]:
-        """The command line of a worker; it has no secret.
+        """Build the command line of a worker. It contains no secret.
 
         Args:
             listen: ``tcp://HOST:PORT`` (port 0: any), ``tcp://ADVERTISED:PORT@tcp://0.0.0.0:PORT`` or ``ipc:///PATH``.
-            key: how it gets its key. With ``STDIN``, write ``stdin()`` to it. With ``ENVIRONMENT``, its environment
-                has ``key_environment()``.
+            key: the way in which it gets its key. With ``STDIN``, write ``stdin()`` to it. With ``ENVIRONMENT``, add
+                ``key_environment()`` to its environment.
             key_file: the file, with ``FILE``.
             announce: where it announces itself: "-" (standard output), the number of a descriptor, or a path.
-            name: what the host is called in errors and tables; "": its own name.
+            name: the name of the host in errors and tables; "": its hostname.
             log: a file on the host for its output; "": standard error.
             background: whether it leaves the session that started it once it runs, and closes its standard streams.
-            walltime: in how many seconds the engine ends it; it ends its ranks in good order before. 0: not known.
+            walltime: the time until the provider ends it (seconds); before that, it ends its ranks in good order. 0:
+                unknown.
         """
         command = [*self._program(), "worker", "--listen", listen]
         for each in announce:
@@ -289,29 +291,31 @@ class WorkerCommand:
         return programs.own_command()
 
     def stdin(self) -> bytes:
-        """What to write to the worker's standard input with ``KeyWay.STDIN``: its key, and ``env`` if there is any, a
-        line each."""
+        """Return the data for the worker's standard input with ``KeyWay.STDIN``.
+
+        The first line is its key; the second, if there are any variables, is ``env``.
+        """
         assert self.key is not None
         env = msgspec.json.encode(dict(self.env)) + b"\n" if self.env else b""
         return self.key.reveal().encode() + b"\n" + env
 
     def key_environment(self) -> dict[str, str]:
-        """The variable with the key for ``KeyWay.ENVIRONMENT``. Only the worker may get it."""
+        """Return the variable with the key for ``KeyWay.ENVIRONMENT``. Only the worker may get it."""
         assert self.key is not None
         return {KEY_VARIABLE: self.key.reveal()}
 
     def marker(self, host: int | str) -> str:
-        """The value of ``MARKER`` in the environment of a host's worker, and so of all that it starts.
+        """Return the value of ``MARKER`` in the environment of a host's worker, and so of its descendants.
 
         Args:
-            host: its number, or a name that only it has among the hosts of the job.
+            host: its number, or a name that is unique among the hosts of the job.
         """
         return f"{self.job}.{host}"
 
     def marks(self, host: int | str) -> dict[str, str]:
-        """``MARKER``, and the marks by which a worker finds all that it has started; new ones for each start.
+        """Return ``MARKER``, and the marks by which a worker finds its descendants. They are new for each start.
 
-        A worker that is started without them executes a second interpreter that has them.
+        A worker that is started without them executes a second interpreter with them.
 
         Args:
             host: as for ``marker``.
@@ -322,16 +326,16 @@ class WorkerCommand:
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What a job asks of an engine.
+    """The request of a job to a provider.
 
     Attributes:
-        hosts: how many.
-        command: what to run on each.
-        resources: what each must have.
-        name: what the engine may call the job.
-        names: what the hosts may be called, where the engine has no names of its own for them; one each, or none.
-        meshes: the names of their meshes, one each. A launcher whose options differ by mesh finds here which apply to
-            a host; all other launchers give every host the same.
+        hosts: the number of hosts.
+        command: the command to run on each.
+        resources: the requirements of each host.
+        name: the name for the job at the provider.
+        names: suggested names for the hosts, if the provider has no names for them; one each, or none.
+        meshes: the names of their meshes, one each. Launchers whose options differ by mesh use this to select those of
+            a host. All other launchers treat every host alike.
     """
 
     hosts: int
@@ -348,8 +352,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         launcher: its ``name``.
         job: the id of the job.
-        hosts: how many have been asked for so far; they are numbered from 0, and a number is never given twice.
-        data: what the launcher needs to find them.
+        hosts: the number of hosts requested so far; they are numbered from 0, and no number is reused.
+        data: the data with which the launcher finds them.
     """
 
     launcher: str
@@ -362,7 +366,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostPhase(enum.StrEnum):
-    """Where a host is in its life; it only moves down this list."""
+    """The phase of a host. It only moves down this list."""
 
     QUEUED = "queued"
     """The engine has not given it yet."""
@@ -379,16 +383,16 @@ class HostStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         host: its number.
-        state: where it is.
+        state: its phase.
         url: the URL that its worker announced.
-        name: what the engine calls the machine.
-        reason: why it is in that state, in the engine's own words: "Resources", "exit 1: No module named ...".
-        since: when that state began (Unix time); 0: not known.
-        expected_start: when the engine expects to give it (Unix time); 0: not known.
-        ends_at: when its walltime ends (Unix time); 0: not known, or never.
+        name: the provider's name of the machine.
+        reason: why it is in that phase, in the provider's words: "Resources", "exit 1: No module named ...".
+        since: when that phase began (Unix time); 0: unknown.
+        expected_start: when the provider expects to start it (Unix time); 0: unknown.
+        ends_at: when its walltime ends (Unix time); 0: unknown, or never.
         worker: the id that its worker announced.
-        devices: the GPUs that the engine gave it; None: the environment of the worker names none.
-        exit_code: of a worker that has failed.
+        devices: the GPUs that the provider assigned; None: the environment of the worker names none.
+        exit_code: the exit code of a failed worker.
         failed: whether it is gone because its start failed.
     """
 
@@ -407,7 +411,7 @@ class HostStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def announced(cls, host: int, said: WorkerAnnouncement, **more: Any) -> HostStatus:
-        """The status of a host whose worker has announced itself."""
+        """Build the status of a host whose worker has announced itself."""
         state = HostPhase.GONE if said.error else HostPhase.UP
         found = cls(
             host=host,
@@ -424,17 +428,17 @@ class HostStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class JobStatus(msgspec.Struct, frozen=True):
-    """All hosts that a ticket stands for, by number."""
+    """All hosts of a ticket, by number."""
 
     hosts: tuple[HostStatus, ...]
 
     def of(self, state: HostPhase) -> list[HostStatus]:
-        """The hosts in a state."""
+        """Return the hosts in a phase."""
         return [host for host in self.hosts if host.state is state]
 
     @property
     def reason(self) -> str:
-        """Why hosts that are not up are not, each reason once."""
+        """The reasons why hosts are not up, each once."""
         waiting = [host for host in self.hosts if host.state is not HostPhase.UP and host.reason]
         return "; ".join(dict.fromkeys(host.reason for host in waiting))
 
@@ -451,18 +455,20 @@ class JobStatus(msgspec.Struct, frozen=True):
 
 
 class LauncherOption(msgspec.Struct, frozen=True, kw_only=True):
-    """What users may set of a launcher: by an option of ``%mesh up --on`` and ``monarch-kernel up``, and in profiles.
+    """A setting of a launcher, for users of ``%mesh up --on`` and ``monarch-kernel up``, and for profiles.
 
     Attributes:
         name: the key; the option is ``--name``, with ``-`` for ``_``.
         help: half a sentence.
         type: ``str``, ``int``, ``float``, ``bool`` or ``list`` (of words: the option takes several, with commas).
-        metavar: what stands for its value in the help.
-        choices: the values that it may have; none: any.
-        pattern: what the whole of a text must match, for values that get into scripts and paths; "": anything.
-        wish: whether it is one of ``Resources.options``, and not for ``Launcher.configured``.
-        plain: whether its value only chooses among what the engine has, such as a partition. Any other may make
-            something run, or send something elsewhere; a project's file may set it only once the user trusts that file.
+        metavar: the placeholder for its value in the help.
+        choices: the valid values; none: any.
+        pattern: a pattern that a text must match completely, for values that are used in scripts and paths; "":
+            anything.
+        wish: whether it belongs to ``Resources.options`` instead of ``Launcher.configured``.
+        plain: whether its value only chooses among the provider's resources, such as a partition. Any other option may
+            cause code to run, or data to be sent elsewhere. A project's file may set such an option only once the user
+            trusts the file.
     """
 
     name: str
@@ -476,21 +482,21 @@ class LauncherOption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Launcher(ABC):
-    """Gets hosts from a provider.
+    """The interface to a provider of hosts.
 
-    All methods but ``options`` may block, on whatever thread they are called; an interrupt of that thread ends them.
-    Two that change a ticket are never called at once. Each bounds its own waits by ``PATIENCE``. They raise
-    ``LaunchError`` for what the engine refuses, and ``OSError`` when it cannot be reached. A launcher keeps no state
-    that a later process would need: all of it is in the ticket, or with the engine.
+    All methods but ``options`` may block, on any thread; an interrupt of that thread ends them. Two calls that change a
+    ticket are never made at the same time. Each call limits its own waits by ``PATIENCE``. Methods raise
+    ``LaunchError`` if the provider rejects a request, and ``OSError`` if it cannot be reached. A launcher keeps no
+    state that a later process would need: all state is in the ticket, or at the provider.
     """
 
     #: The name of its entry point, and in tickets.
     name: ClassVar[str]
-    #: Whether its workers listen on TCP, and so need a key.
+    #: Whether its workers listen on TCP, and therefore need a key.
     needs_key: ClassVar[bool] = True
-    #: How long one question to the engine may take (seconds).
+    #: The time limit for one request to the provider (seconds).
     PATIENCE: ClassVar[float] = 30.0
-    #: What users may set by name, in a line or in a profile.
+    #: The options that users may set by name, on a command line or in a profile.
     OPTIONS: ClassVar[tuple[LauncherOption, ...]] = ()
     _known: ClassVar[dict[str, type[Launcher]]] = {}
 
@@ -500,54 +506,61 @@ class Launcher(ABC):
 
     @abstractmethod
     def submit(self, request: LaunchRequest) -> Ticket:
-        """Ask for hosts, with a worker on each. Returns when the engine has taken the request, not when they are up.
+        """Request hosts, with a worker on each.
+
+        Returns when the provider has accepted the request, not when they are up.
 
         Raises:
-            InfeasibleError: the engine can never fulfil it.
-            SubmissionRefusedError: the engine refused it; nothing of it is left there.
+            InfeasibleError: the provider can never fulfil it.
+            SubmissionRefusedError: the provider rejected it, and keeps nothing of it.
         """
 
     @abstractmethod
     def poll(self, ticket: Ticket) -> JobStatus:
-        """Ask where each host of the ticket is. The numbers of the hosts are 0 to ``ticket.hosts - 1``."""
+        """Query the status of each host of the ticket. Hosts are numbered from 0 to ``ticket.hosts - 1``."""
 
     @abstractmethod
     def more(self, ticket: Ticket, count: int, request: LaunchRequest) -> Ticket:
-        """Ask for further hosts: in places that the engine has already given to this job, as those of hosts that are
-        gone; then new ones.
+        """Request further hosts.
+
+        First use resources that the provider has already assigned to this job, such as those of hosts that are gone;
+        then request new ones.
 
         Args:
-            request: that of ``submit``, for the command of the workers, with the names and meshes of the further hosts.
+            request: as for ``submit``, with the command of the workers, and the names and meshes of the further hosts.
 
         Returns:
-            The ticket for all hosts, the old numbers included.
+            The ticket for all hosts, including the old ones.
 
-        Raises: as ``submit``; the old ticket then still stands for the old hosts.
+        Raises: as ``submit``; the old ticket then remains valid for the old hosts.
         """
 
     @abstractmethod
     def log(self, ticket: Ticket, host: int, lines: int = 100) -> str:
-        """The last output of a host's worker or of its start; "" if there is none."""
+        """Return the last output of a host's worker or of its start; "" if there is none."""
 
     @abstractmethod
     def end(self, ticket: Ticket, hosts: Sequence[int] | None = None) -> None:
-        """End these hosts, by default all, queued ones included, and remove the provider's objects for them.
+        """End these hosts, by default all, including queued ones, and remove the provider's objects for them.
 
-        Does nothing for hosts that are gone. Called by any process of this user, more than once, or while hosts start.
-        Returns when they have ended, or the engine has promised so.
+        Does nothing for hosts that are gone. Any process of this user may call this, repeatedly, and while hosts start.
+        Returns when they have ended, or the provider has confirmed that they will.
         """
 
     def route(self, ticket: Ticket, host: HostStatus) -> str:
-        """The address to connect to from this process; where no direct way leads to ``host.url``, that of a tunnel,
-        which this launcher holds open until ``close``."""
+        """Return the address by which this process connects to a host.
+
+        If ``host.url`` cannot be reached directly, it is the address of a tunnel, which this launcher keeps open until
+        ``close``.
+        """
         del ticket
         return host.url
 
     def rest(self, seconds: float) -> None:
-        """Wait between two polls. A launcher that hears of a change in between returns then.
+        """Wait between two polls. A launcher that is notified of a change returns then.
 
         Args:
-            seconds: the longest.
+            seconds: the maximum time.
         """
         time.sleep(seconds)
 
@@ -556,50 +569,51 @@ class Launcher(ABC):
 
     @abstractmethod
     def options(self) -> dict[str, Any]:
-        """The arguments of this launcher, as plain data without a secret, for ``Launcher.of`` in a later process."""
+        """Return the arguments of this launcher, as plain data without secrets, for ``of`` in a later process."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Launcher:
-        """Make a launcher from its ``options``."""
+        """Create a launcher from its ``options``."""
         return cls(**options)
 
     @classmethod
     def configured(cls, values: Mapping[str, Any]) -> Launcher:
-        """Make a launcher from the user's values of its ``OPTIONS``, without wishes; by default as ``of`` does.
+        """Create a launcher from the user's values of its ``OPTIONS``, except wishes; by default as ``of`` does.
 
         Raises:
-            ValueError: something is missing, or has no such value; the message says what to write.
+            ValueError: a value is missing or invalid; the message says what to write.
         """
         return cls.of(values)
 
     def others(self) -> str:
-        """Describe the existing workers that it uses instead of starting new ones; these have a key already."""
+        """Describe the existing workers that it uses instead of starting new ones. These already have a key."""
         return ""
 
     def usual_hosts(self) -> int:
-        """The default number of hosts of a request."""
+        """Return the default number of hosts of a request."""
         return 1
 
     @classmethod
     def found(cls, *, own_process: bool) -> list[tuple[Launcher, Ticket]]:
-        """The jobs of this user that the engine knows by their marks, whether they are in the list of jobs or not.
+        """Return the jobs of this user that the provider finds by their marks, listed or not in the list of jobs.
 
-        So a job whose record was lost, or is kept elsewhere, can be seen and ended. Empty where the engine is not.
+        A job whose record was lost, or is stored elsewhere, can thereby be listed and ended. Empty without the
+        provider.
 
         Args:
-            own_process: whether this process is a command of ours. That of a user must not be changed by the question,
-                such as connected to a cluster.
+            own_process: whether this process is a command of this package. The query must not change a user's process,
+                for example by connecting it to a cluster.
         """
         return []
 
 
 def launcher_class(name: str) -> type[Launcher]:
-    """The launcher that is registered by this name.
+    """Return the launcher that is registered under this name.
 
     Raises:
         LaunchError: no launcher has this name, or it cannot be loaded.
     """
-    if name in Launcher._known:  # it is imported already
+    if name in Launcher._known:  # it is already imported
         return Launcher._known[name]
     own = [metadata.EntryPoint(name, _OWN[name], GROUP)] if name in _OWN else []
     found = own or [entry for entry in metadata.entry_points(group=GROUP) if entry.name == name]
@@ -615,20 +629,20 @@ def launcher_class(name: str) -> type[Launcher]:
 
 
 def launcher_names() -> list[str]:
-    """The names of all launchers that are registered, or imported."""
+    """Return the names of all launchers that are registered or imported."""
     return sorted({entry.name for entry in metadata.entry_points(group=GROUP)} | Launcher._known.keys() | _OWN.keys())
 
 
 def own_launchers() -> set[str]:
-    """The names of the launchers that come with this package."""
+    """Return the names of the launchers of this package."""
     return set(_OWN)
 
 
 def host_log(launcher: Launcher, ticket: Ticket, host: int, lines: int) -> str:
-    """The last output of one host, also of a replaced one.
+    """Return the last output of one host, which may have been replaced.
 
     Raises:
-        LaunchError: there is no such host.
+        LaunchError: the host does not exist.
     """
     if not 0 <= host < ticket.hosts:
         raise LaunchError(f"job {ticket.job} has no host {host}: its hosts so far are 0 to {ticket.hosts - 1}")
@@ -636,12 +650,12 @@ def host_log(launcher: Launcher, ticket: Ticket, host: int, lines: int) -> str:
 
 
 def keyless(others: str) -> str:
-    """The message for a missing key of existing workers."""
+    """Build the message for a missing key of existing workers."""
     return f"the workers of {others} have a key already: name its file with key_file=, which is required to use them"
 
 
 def tail(path: str, lines: int) -> str:
-    """The last lines of a file; "" if there is none."""
+    """Return the last lines of a file; "" if there is none."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size

@@ -1,6 +1,6 @@
-"""Contexts of a folder: each has a current job, and one of them is active.
+"""Manage the contexts of a folder: each has a current job, and one context is active.
 
-The files of the active context are where every program looks for them, in ``.monarch``; those of another wait in
+The files of the active context are in ``.monarch``, where every program looks for them. Those of other contexts are in
 ``.monarch/contexts/NAME``, and ``use`` exchanges them.
 """
 
@@ -21,10 +21,10 @@ _FILES = (CACHED_PATH, SPEC_PATH)
 
 
 def active() -> str:
-    """The name of the active context.
+    """Return the name of the active context.
 
     Raises:
-        PermissionError: another user wrote the file that says it, or could have written it.
+        PermissionError: another user wrote the file with that name, or could have written it.
     """
     try:
         return read_own_file(_ACTIVE).decode()
@@ -33,7 +33,7 @@ def active() -> str:
 
 
 def names() -> list[str]:
-    """All contexts of this folder."""
+    """Return all contexts of this folder."""
     try:
         others = os.listdir(os.path.join(FOLDER, "contexts"))
     except FileNotFoundError:
@@ -42,10 +42,10 @@ def names() -> list[str]:
 
 
 def create(name: str) -> None:
-    """Make a context, which has no job yet.
+    """Create a context, which has no job yet.
 
     Raises:
-        LaunchError: it is there, or the name is no name.
+        LaunchError: the context exists, or the name is invalid.
     """
     if not name.replace("-", "_").isidentifier():
         raise LaunchError(f"{name!r} cannot name a context: use letters, digits, - and _")
@@ -55,10 +55,10 @@ def create(name: str) -> None:
 
 
 def use(name: str) -> None:
-    """Make a context the active one.
+    """Activate a context.
 
     Raises:
-        LaunchError: there is none.
+        LaunchError: the context does not exist.
     """
     before = active()
     _check(name)
@@ -74,10 +74,10 @@ def use(name: str) -> None:
 
 
 def end(name: str | None = None) -> None:
-    """End the job of a context, by default of the active one; does nothing if it has none.
+    """End the job of a context, by default of the active one. Does nothing if it has none.
 
     Raises:
-        LaunchError: there is no such context, or its engine did not end the job.
+        LaunchError: the context does not exist, or the provider did not end the job.
     """
     name = name or active()
     _check(name)
@@ -91,7 +91,7 @@ def remove(name: str) -> None:
     """End the job of a context, and remove the context.
 
     Raises:
-        LaunchError: there is none, or it is active.
+        LaunchError: the context does not exist, or is active.
     """
     _check(name)
     if name == active():

@@ -1,4 +1,4 @@
-"""The job of this folder: the location of its definition, kept in a file, and commands and shells on its hosts.
+"""Manage the job of this folder: the location of its definition, and commands and shells on its hosts.
 
 The names are those of ``monarch.job``.
 """
@@ -31,12 +31,12 @@ def set_current_job(module_path: str) -> None:
 
 
 def load_current_job() -> Job:
-    """A new object of the job of this folder; its ``state()`` finds the hosts that an equal job has.
+    """Create a new object of the job of this folder. Its ``state()`` finds the hosts of an equal job.
 
     Raises:
         FileNotFoundError: ``set_current_job`` was not called in this folder.
         PermissionError: another user wrote its file, or could have written it.
-        ValueError: there is no such module, file, name or job.
+        ValueError: the module, file or name does not exist, or is not a job.
     """
     try:
         spec = read_own_file(SPEC_PATH).decode()
@@ -48,14 +48,14 @@ def load_current_job() -> Job:
 
 
 def apply_current_job(module_path: str | None = None) -> EngineJob:
-    """Apply the job of this folder, if it is not active, and wait for its hosts; returns it.
+    """Apply the job of this folder if it is not active, wait for its hosts, and return it.
 
     Args:
-        module_path: makes this the job of the folder first; see ``set_current_job``.
+        module_path: first make this the job of the folder; see ``set_current_job``.
 
     Raises:
         FileNotFoundError, PermissionError, ValueError: as ``load_current_job``.
-        LaunchError: its hosts cannot be had, or end with the program that asks for them.
+        LaunchError: its hosts are not available, or end with the program that requests them.
     """
     if module_path is not None:
         defined_job(module_path)
@@ -77,10 +77,10 @@ def apply_current_job(module_path: str | None = None) -> EngineJob:
 
 
 def applied_job() -> Job:
-    """The job of this folder as it was applied.
+    """Return the job of this folder as it was applied.
 
     Raises:
-        LaunchError: it was not, or its hosts have gone.
+        LaunchError: it was not applied, or its hosts are gone.
         PermissionError, ValueError: as ``load_current_job``.
     """
     try:
@@ -93,7 +93,7 @@ def applied_job() -> Job:
 
 
 def job_of_file(path: str) -> Job:
-    """The job that a file describes; its class may be one of the program that defines the job of this folder.
+    """Load the job that a file describes. Its class may come from the program that defines the job of this folder.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -105,7 +105,7 @@ def job_of_file(path: str) -> Job:
 
 
 def hosts_from_config(name: str) -> HostMesh:
-    """The hosts called ``name`` of the job of this folder, which is applied if it is not active.
+    """Return the hosts called ``name`` of the job of this folder. Apply the job if it is not active.
 
     Raises:
         AttributeError: the job has no hosts of that name.
@@ -115,13 +115,13 @@ def hosts_from_config(name: str) -> HostMesh:
 
 
 def defined_job(spec: str) -> Job:
-    """The job defined at ``MODULE.NAME`` or ``FILE.py:NAME``, or the result of a function there.
+    """Return the job defined at ``MODULE.NAME`` or ``FILE.py:NAME``, or the result of a function there.
 
     Raises:
-        ValueError: there is no such module, file, name or job.
+        ValueError: the module, file or name does not exist, or is not a job.
     """
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as python -m does
+        sys.path.insert(0, os.getcwd())  # like python -m
     file, _, name = spec.partition(":")
     if file.endswith(".py"):
         module, name = _imported_file(file), name or _NAME
@@ -131,7 +131,7 @@ def defined_job(spec: str) -> Job:
             module = importlib.import_module(where)
         except (ModuleNotFoundError, ValueError) as e:
             if isinstance(e, ModuleNotFoundError) and e.name != where.partition(".")[0]:
-                raise  # the module is there, and what it imports is not
+                raise  # the module exists, but one of its imports does not
             raise ValueError(f"there is no module {where!r}: name a job as MODULE.NAME, or as FILE.py:NAME") from None
     try:
         found = getattr(module, name)
@@ -165,19 +165,19 @@ def exec_command(
     point: Mapping[str, int] | None = None,
     per_host: Mapping[str, int] | None = None,
 ) -> Future[int]:
-    """Run a command on hosts; the future resolves to the highest exit code.
+    """Run a command on hosts. The future resolves to the highest exit code.
 
     Args:
-        cmd: its words; no shell reads them.
+        cmd: the words of the command; no shell interprets them.
         env: variables to set for it.
-        workdir: the folder there that it runs in.
-        output_dir: a folder here, for the output of each process in a file ``RANK.log``; None prints it.
+        workdir: its working folder on the hosts.
+        output_dir: a local folder for the output of each process, in a file ``RANK.log``; None prints the output.
         rank: run it on this host only.
-        point: run it only where these coordinates are.
-        per_host: run so many on each host, as in ``{"gpus": 4}``.
+        point: run it only on hosts with these coordinates.
+        per_host: run this many processes on each host, as in ``{"gpus": 4}``.
 
     Raises:
-        IndexError: there is no such rank.
+        IndexError: the rank does not exist.
     """
     if rank is not None and not 0 <= rank < len(host_mesh):
         raise IndexError(f"rank {rank} is out of range for {len(host_mesh)} hosts")
@@ -217,7 +217,7 @@ async def _exec(
 
 
 def shell(host_mesh_singleton: HostMesh, *, env: Mapping[str, str] | None = None, workdir: str | None = None) -> int:
-    """Run an interactive shell on the only host of a mesh, in this terminal; returns its exit code.
+    """Run an interactive shell on the only host of a mesh, in this terminal. Return its exit code.
 
     Raises:
         ValueError: the mesh has several hosts.

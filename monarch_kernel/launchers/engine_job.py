@@ -1,4 +1,4 @@
-"""``EngineJob``: a job whose hosts come from an engine, through any ``Launcher``."""
+"""``EngineJob``: a job whose hosts come from a provider, through any ``Launcher``."""
 
 from __future__ import annotations
 
@@ -47,45 +47,45 @@ IDLE = 600.0
 TIMEOUT = 600.0
 #: How long before the end of a walltime to warn (seconds).
 WARN_BEFORE = 300.0
-#: How long a warning waits for the hosts that are asked for then (seconds), and the part of ``warn_before``.
+#: The time that a warning waits for replacement hosts (seconds), and the maximum share of ``warn_before`` for it.
 _RENEWAL, _RENEWAL_PART = 30.0, 0.5
-#: How many addresses are tried at once.
+#: How many addresses are tried in parallel.
 _AT_ONCE = 16
-#: How often an engine is asked while hosts start: soon at first, then less often (seconds).
+#: The first and the longest interval between polls of a provider while hosts start (seconds).
 _FIRST_POLL, _LAST_POLL = 0.05, 2.0
 _LOG_LINES = 20
-#: How long a host that is up may take to answer (seconds).
+#: The time limit for a host that is up to answer (seconds).
 _ATTACH_TIME = 30.0
-#: How long a host may take to end in good order (seconds).
+#: The time limit for a host to end in good order (seconds).
 _RELEASE_TIME = 5.0
-#: How long the port of one that is to end may take to answer (seconds).
+#: The time limit for the port of a host that is to be ended to answer (seconds).
 _DIAL_TIME = 1.0
 
 
 class EngineJob(Job):
-    """A job whose hosts an engine provides.
+    """A job whose hosts come from a provider.
 
-    The engine is asked by ``apply``, which returns when it has taken the request; ``state`` waits for the hosts, and
-    attaches to them. A later program finds the job by the file of ``state``, or by the list of all jobs. Its workers
-    end after ``idle`` seconds without a controller, whatever has happened.
+    ``apply`` sends the request, and returns when the provider has accepted it. ``state`` waits for the hosts, and
+    attaches to them. A later program finds the job by the file of ``state``, or in the list of all jobs. Its workers
+    end after ``idle`` seconds without a controller, in any case.
 
     Args:
-        launcher: asks the engine.
+        launcher: sends requests to the provider.
         meshes: the number of hosts of each mesh, by its name.
-        resources: what each host must have.
+        resources: the requirements of each host.
         env: environment variables for the workers and all processes on them. They are sent as secrets are.
-        python: the interpreter on the hosts; by default the path of this one.
-        idle: seconds without a controller after which workers end.
-        timeout: how long ``state`` waits for hosts (seconds).
-        name: what the engine may call the job.
-        key_file: the key of its workers; by default each job has a key of its own. Ranks of two jobs can send
-            messages to each other only if their workers trust each other's key.
-        keep_partial: whether hosts that are up stay when others could not be started in time.
+        python: the interpreter on the hosts; by default the path of this process's interpreter.
+        idle: the time without a controller after which workers end (seconds).
+        timeout: the time that ``state`` waits for hosts (seconds).
+        name: the name for the job at the provider.
+        key_file: the key of its workers; by default each job has a separate key. Ranks of two jobs can send messages to
+            each other only if their workers trust each other's key.
+        keep_partial: whether hosts that are up stay if others do not start in time.
         on_progress: called with the status whenever it has changed while ``state`` waits.
-        on_walltime: called before the walltime of hosts ends, on a thread of its own: the place to save work. By
-            default a notebook shows the notice, and any other program logs it.
-        warn_before: how long before (seconds).
-        renew: whether hosts in their places are asked for then. They replace these when a mesh heals that was spawned
+        on_walltime: called before the walltime of hosts ends, on a separate thread, to save work. By default a notebook
+            shows the notice, and any other program logs it.
+        warn_before: the time of the call before that end (seconds).
+        renew: whether replacement hosts are requested then. They replace these hosts when a mesh heals that was spawned
             with ``spares=job``.
     """
 
@@ -128,11 +128,11 @@ class EngineJob(Job):
         self.renew = renew
         self._warn_before = warn_before
         self._walltime = WalltimeMonitor(warn_before, self._walltime_ends)
-        self._renewed: dict[int, int] = {}  # hosts that wait in the places of others, by these
-        self._renewing = threading.Lock()  # a heal waits for hosts that are being asked for
+        self._renewed: dict[int, int] = {}  # by old host: the host that waits to replace it
+        self._renewing = threading.Lock()  # a heal waits until requested hosts have come up
         self._id = ""
-        self._workers: dict[str, int] = {}  # the numbers of hosts that were attached, by the ids of their workers
-        self._urls: dict[int, str] = {}  # where they were attached to
+        self._workers: dict[str, int] = {}  # by worker id: the number of an attached host
+        self._urls: dict[int, str] = {}  # by host: the URL that it was attached at
 
     # -- as any job ---------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class EngineJob(Job):
         if not self._requested:
             raise ValueError(f"this {type(self).__name__} has no mesh: add_mesh() before")
         if self._id:
-            self._end()  # the rest of the job, if some hosts have gone
+            self._end()  # end the rest of the job if some hosts are gone
         self._id = secrets.token_hex(8)
         numbers = iter(range(sum(self._requested.values())))
         record = JobRecord(
@@ -197,18 +197,18 @@ class EngineJob(Job):
         self._forget()
 
     def _release(self, numbers: Iterable[int]) -> None:
-        """End what this process runs on these hosts, and their workers, in good order, so that it is no failure."""
+        """End the processes of these hosts, and their workers, in good order, so that this is not a failure."""
         numbers = list(numbers)
         self._walltime.drop(numbers)
         urls = [url for number in numbers if (url := self._urls.pop(number, "")) and number in self._workers.values()]
         key_file = self._job_key()
-        # One that has ended refuses at once, while an attachment is tried for as long as it may take.
+        # A host that has ended refuses the connection at once, while attaching to it would take until the timeout.
         living = each_at_once(_AT_ONCE, lambda url: url.startswith("ipc:") or reaches(url, _DIAL_TIME), urls, "release")
         urls = [url for url, lives in zip(urls, living) if lives]
         try:
             self._shut_down(urls, key_file)
         except ConnectionError:
-            for url in urls:  # some are gone, and the others are shut down one by one
+            for url in urls:  # some are gone: shut the others down one by one
                 try:
                     self._shut_down([url], key_file)
                 except ConnectionError as e:
@@ -265,7 +265,7 @@ class EngineJob(Job):
 
     @classmethod
     def _rebuilt(cls, launcher: Launcher, request: _RequestFields, job: str) -> EngineJob:
-        """A job that an earlier program has applied; subclasses are made without their own arguments."""
+        """Recreate a job that an earlier program has applied. Subclasses are created without their own arguments."""
         made = cls.__new__(cls)
         EngineJob.__init__(
             made,
@@ -286,12 +286,12 @@ class EngineJob(Job):
 
     @property
     def job_id(self) -> str:
-        """Identifies the job in the list of all jobs; "" if it is not applied."""
+        """The id of the job in the list of all jobs; "" if it is not applied."""
         return self._id
 
     @property
     def meshes(self) -> dict[str, int]:
-        """The number of hosts of each mesh; of a job that is not applied, as it asks for them."""
+        """The number of hosts of each mesh; for a job that is not applied, the requested number."""
         record = registry.read(self._id) if self._id else None
         if record is None:
             return dict(self._requested)
@@ -299,7 +299,7 @@ class EngineJob(Job):
 
     @property
     def resources(self) -> Resources:
-        """What each host must have, unless its mesh asks for something else."""
+        """The requirements of each host, unless its mesh has others."""
         return self._resources
 
     @property
@@ -309,10 +309,10 @@ class EngineJob(Job):
 
     @classmethod
     def find(cls, job: str) -> EngineJob:
-        """A job in the list of all jobs, by its id, whatever program has applied it.
+        """Find a job in the list of all jobs by its id, whatever program applied it.
 
         Raises:
-            LaunchError: it is not in the list, or its launcher is not installed here.
+            LaunchError: the job is not in the list, or its launcher is not installed here.
         """
         record = registry.read(job)
         if record is None:
@@ -326,19 +326,19 @@ class EngineJob(Job):
         return found
 
     def attached(self, *, keep: bool = False) -> JobState:
-        """Wait for the hosts of the job as it was applied, and attach to them; as ``state``, but nothing is asked anew.
+        """Wait for the hosts of the job as it was applied, and attach to them. Unlike ``state``, request nothing new.
 
         Args:
             keep: do not end the job if that fails.
 
         Raises:
-            LaunchError: it is not applied, a host has gone, or not all are up in time.
+            LaunchError: the job is not applied, a host is gone, or not all are up in time.
         """
         self.keep_partial = self.keep_partial or keep
         return JobState(self._mounts.make(self._hosts()))
 
     def status(self) -> JobStatus:
-        """Where each host of the job is, from the engine. Hosts that were replaced or given back are left out."""
+        """Query the status of each host of the job. Hosts that were replaced or released are left out."""
         record = self._record()
         assert record.ticket is not None
         members = {number for numbers in record.meshes.values() for number in numbers}
@@ -349,18 +349,18 @@ class EngineJob(Job):
         """Wait until all hosts are up.
 
         Args:
-            timeout: a limit (seconds); by default that of the job.
+            timeout: the time limit (seconds); by default that of the job.
 
         Raises:
             StartFailedError: a worker could not start.
-            StartTimeoutError: not all were up in time; hosts stay as they are.
+            StartTimeoutError: not all were up in time; hosts keep their state.
             LaunchError: the job was ended meanwhile.
         """
         record = self._record()
         return self._wait_for({number for each in record.meshes.values() for number in each}, timeout)
 
     def log(self, host: int | None = None, lines: int = 100) -> str:
-        """The last output of the workers: of one host by its number, or of all, each under its name.
+        """Return the last output of the workers: of one host by its number, or of all, each under its name.
 
         Raises:
             LaunchError: the job is not applied, or has no such host.
@@ -374,17 +374,17 @@ class EngineJob(Job):
         return "\n".join(f"== host {n} {names[n]}".rstrip() + f" ==\n{text.strip()}" for n, text in texts.items())
 
     def resize(self, hosts: int, mesh: str | None = None) -> HostMesh:
-        """Ask the provider for more hosts of a mesh, or give back its last ones and end their processes.
+        """Request more hosts for a mesh, or release its last ones and end their processes.
 
-        Proc meshes keep their size: spawn again on the mesh that this returns. What runs on hosts that stay goes on.
+        Proc meshes keep their size: spawn again on the mesh that this returns. Work on remaining hosts continues.
 
         Args:
-            hosts: how many the mesh is to have.
+            hosts: the new number of hosts of the mesh.
             mesh: its name; by default the only one.
 
         Raises:
-            LaunchError: the engine refuses, or the new hosts are not up in time; they are then given back.
-            ValueError: there is no such mesh, or the number is not positive.
+            LaunchError: the provider rejects the request, or the new hosts are not up in time; they are then released.
+            ValueError: the mesh does not exist, or the number is not positive.
         """
         record = self._record()
         name = self._mesh_named(mesh, record)
@@ -407,17 +407,17 @@ class EngineJob(Job):
         return self._attach(name, self._record().meshes[name], self.wait())
 
     def replacements(self, gone: Sequence[str], timeout: float) -> HostMesh:
-        """Get new hosts in the places of lost ones; ``heal`` and restart policies call this.
+        """Get new hosts in place of lost ones. ``heal`` and restart policies call this.
 
         Args:
-            gone: the ids of the workers that are lost, as ``HostStatus.worker`` has them.
-            timeout: how long their start may take (seconds).
+            gone: the ids of the lost workers, as in ``HostStatus.worker``.
+            timeout: the time limit for their start (seconds).
 
         Returns:
-            As many new hosts, attached, in the same order.
+            The same number of new hosts, attached, in the same order.
 
         Raises:
-            LaunchError: the engine gives none, or one of these was no host of this job.
+            LaunchError: the provider grants none, or one of the lost workers did not belong to this job.
         """
         record = self._record()
         places = {number: name for name, numbers in record.meshes.items() for number in numbers}
@@ -439,7 +439,7 @@ class EngineJob(Job):
             for before, after in zip(old, new):
                 members = kept.meshes[places[before]]
                 members[members.index(before)] = after
-                self._urls.pop(before, None)  # nothing is there any more to end in good order
+                self._urls.pop(before, None)  # no process is left there that could be ended in good order
         return self._attach("replacements", new, self._wait_for(set(new), timeout))
 
     # -- asking the engine ----------------------------------------------------------------------------
@@ -459,10 +459,10 @@ class EngineJob(Job):
         return mesh
 
     def _more(self, wanted: Sequence[tuple[str, str]], timeout: float | None) -> list[int]:
-        """The numbers of further hosts, which are up. If they cannot be, they are given back.
+        """Request further hosts, wait until they are up, and return their numbers. If that fails, release them.
 
         Args:
-            wanted: their meshes, and what they may be called.
+            wanted: their meshes and suggested names.
         """
         meshes, names = zip(*wanted)
         with registry.changing(self._id) as kept:
@@ -530,7 +530,7 @@ class EngineJob(Job):
     # -- attaching --------------------------------------------------------------------------------------
 
     def _hold(self, ticket: Ticket, hosts: list[HostStatus]) -> None:
-        """Attach to hosts as soon as they are up, so that none ends as idle while others are waited for."""
+        """Attach to hosts as soon as they are up, so that none ends as idle during the wait for others."""
         new = [host for host in hosts if self._workers.get(host.worker) != host.host]
         if not new:
             return
@@ -545,7 +545,7 @@ class EngineJob(Job):
         self._walltime.add(new)
 
     def _attach(self, name: str, numbers: list[int], status: JobStatus) -> HostMesh:
-        """A mesh of these hosts, which are up."""
+        """Return a mesh of these hosts, which are up."""
         ticket = self._record().ticket
         assert ticket is not None
         self._hold(ticket, [host for host in status.hosts if host.host in numbers])
@@ -553,7 +553,7 @@ class EngineJob(Job):
         return attach_to_workers(workers=urls, name=name, key_file=self._job_key(), timeout=_ATTACH_TIME)
 
     def _walltime_ends(self, hosts: tuple[HostStatus, ...]) -> None:
-        """Warn of the end of the walltime of hosts; on the thread of ``WalltimeMonitor``."""
+        """Warn of the end of the walltime of hosts. Runs on the thread of ``WalltimeMonitor``."""
         renewed, reason = False, ""
         if self.renew:
             outcome: list[str] = []
@@ -572,7 +572,7 @@ class EngineJob(Job):
             self.on_walltime(notice)
 
     def _renew(self, hosts: tuple[HostStatus, ...], outcome: list[str]) -> None:
-        """Ask for hosts in the places of these; the outcome is why there are none, or "" when they are up."""
+        """Request hosts in place of these. The outcome is the reason why there are none, or "" when they are up."""
         try:
             with self._renewing:
                 meshes = self._record().meshes.items()

@@ -1,7 +1,7 @@
-"""A request for hosts as people write it: an engine, a profile or a job by its name, with options of the engine.
+"""Parse a request for hosts: a provider, a profile or a job by its name, with options of the provider.
 
-``%mesh up --on`` and ``monarch-kernel up`` read their lines into an ``AskedHosts``, and both describe the options of an
-engine as its launcher does.
+``%mesh up --on`` and ``monarch-kernel up`` parse their lines into an ``AskedHosts``. Both describe the options of a
+provider as its launcher does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from monarch_kernel.launchers.engine_job import IDLE, TIMEOUT, EngineJob
 from monarch_kernel.launchers.profiles import LOCAL, Profile, checked_options, profile_names, profiles
 
 Value = TypeVar("Value")
-#: The beginning of the names under which a parser keeps options of engines.
+#: The prefix of the names under which a parser stores options of providers.
 _DEST = "engine_option_"
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _TIMES = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -38,17 +38,17 @@ class AskedHosts:
 
     Attributes:
         engine: the name of a launcher.
-        hosts: how many.
-        gpus, cpus, memory, walltime: of each (bytes, seconds).
-        procs: ranks on each.
-        idle: seconds without a controller after which workers end.
-        timeout: how long their start may take (seconds).
-        name: what the engine calls the job.
-        python: the interpreter there.
+        hosts: the number of hosts.
+        gpus, cpus, memory, walltime: the requirements of each host (bytes, seconds).
+        procs: the number of ranks on each host.
+        idle: the time without a controller after which workers end (seconds).
+        timeout: the time limit for their start (seconds).
+        name: the name for the job at the provider.
+        python: the interpreter on the hosts.
         key_file: the key of the workers.
         env: environment variables of the workers and their ranks.
-        options: of the launcher.
-        profile: from which some of this comes.
+        options: the options of the launcher.
+        profile: the profile that completes the request.
     """
 
     engine: str
@@ -68,10 +68,10 @@ class AskedHosts:
     profile: Profile | None = None
 
     def job(self, on_progress: Callable[[JobStatus], None] | None = None) -> EngineJob:
-        """The job that asks for them; it is not applied yet.
+        """Create the job for this request. It is not applied yet.
 
         Raises:
-            LaunchError: the launcher does not take these options.
+            LaunchError: the launcher does not accept these options.
         """
         kind = launcher_class(self.engine)
         wishes = {option.name for option in kind.OPTIONS if option.wish}
@@ -120,14 +120,14 @@ def ask(on: str, given: Mapping[str, Any], options: Mapping[str, Any], *, trust:
     """Build the request of a command line: its own options, completed by those of the profile.
 
     Args:
-        on: an engine or a profile.
-        given: attributes of ``AskedHosts`` that the line has; None: it has not.
-        options: of the engine.
-        trust: whether the user says that the file of the profile is trusted.
-        how: what says that in such a line, for the message.
+        on: a provider or a profile.
+        given: attributes of ``AskedHosts`` that the line contains; None: not set.
+        options: the options of the provider.
+        trust: whether the user declares the file of the profile as trusted.
+        how: the words for that in such a line, for the message.
 
     Raises:
-        LaunchError: there is no such engine or profile, or it has a mistake, or is not trusted.
+        LaunchError: the provider or profile does not exist, has an error, or is not trusted.
     """
     profile = None
     found: dict[str, Any] = {}
@@ -162,9 +162,9 @@ def ask(on: str, given: Mapping[str, Any], options: Mapping[str, Any], *, trust:
 
 
 def options_of(on: str) -> tuple[LauncherOption, ...]:
-    """The options that a line with this engine or profile may have; none if it is not known, or not trusted yet.
+    """Return the options for a line with this provider or profile; none if it is unknown, or not trusted yet.
 
-    Nothing is loaded that a project's file names, unless it comes with this package.
+    No code that a project's file names is loaded, unless it comes with this package.
     """
     try:
         if on in launcher_names():
@@ -178,12 +178,12 @@ def options_of(on: str) -> tuple[LauncherOption, ...]:
 
 
 def source_names() -> list[str]:
-    """What a line may name: engines, profiles and jobs."""
+    """Return the names that a line may contain: providers, profiles and jobs."""
     return [LOCAL, *launcher_names(), *profile_names(), *job_ids()]
 
 
 def job_ids() -> list[str]:
-    """The ids of all jobs in the list."""
+    """Return the ids of all jobs in the list."""
     return [record.job for record in registry.records()]
 
 
@@ -191,7 +191,7 @@ def job_ids() -> list[str]:
 
 
 def argument_of(read: Callable[[str], Value]) -> Callable[[str], Value]:
-    """The type of an argument that this function parses; its error message is shown to the user."""
+    """Return the type of an argument that this function parses. Its error message is shown to the user."""
 
     def value(text: str) -> Value:
         try:
@@ -203,18 +203,18 @@ def argument_of(read: Callable[[str], Value]) -> Callable[[str], Value]:
 
 
 def provider_of(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
-    """The engine or profile that the words of a line name; the parser has no options of it yet."""
+    """Return the provider or profile that the words of a line name. The parser does not have its options yet."""
     valued = {name for action in parser._actions if action.nargs != 0 for name in action.option_strings}
     plain = [word for before, word in zip(("", *words), words) if not word.startswith("-") and before not in valued]
     known = {*launcher_names(), *profile_names()}
-    # The value of an option of the engine may come first.
+    # The value of a provider's option may come first.
     return next((word for word in plain if word in known), next(iter(plain), ""))
 
 
 def add_provider_options(parser: argparse.ArgumentParser, on: str) -> None:
-    """Add the options of an engine or profile to a parser, as its launcher describes them.
+    """Add the options of a provider or profile to a parser, as its launcher describes them.
 
-    One that the parser has already gets the name of the engine before its own: ``--slurm-name``.
+    An option that the parser already has gets the name of the provider as prefix: ``--slurm-name``.
     """
     options = options_of(on)
     group = parser.add_argument_group(f"options of {on}") if options else parser
@@ -234,7 +234,7 @@ def add_provider_options(parser: argparse.ArgumentParser, on: str) -> None:
 
 
 def given_options(found: argparse.Namespace) -> dict[str, Any]:
-    """The options of the engine that a line has."""
+    """Return the options of the provider in a parsed line."""
     given = {key.removeprefix(_DEST): value for key, value in vars(found).items() if key.startswith(_DEST)}
     return {
         key: [word for item in value for word in item.split(",") if word] if isinstance(value, list) else value
@@ -244,10 +244,10 @@ def given_options(found: argparse.Namespace) -> dict[str, Any]:
 
 
 def memory_size(text: str | float) -> int:
-    """Bytes: ``64GB``, ``512MiB``, ``1.5T``, or a number.
+    """Parse a size in bytes: ``64GB``, ``512MiB``, ``1.5T``, or a number.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a size.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", str(text).strip().lower())
     if match is None:
@@ -256,10 +256,10 @@ def memory_size(text: str | float) -> int:
 
 
 def seconds(text: str | float) -> float:
-    """Seconds: ``90``, ``30m``, ``2h``, ``1.5d``, ``2h30m`` or ``HH:MM:SS``.
+    """Parse a time in seconds: ``90``, ``30m``, ``2h``, ``1.5d``, ``2h30m`` or ``HH:MM:SS``.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a time.
     """
     said = str(text).strip().lower()
     if re.fullmatch(r"\d+(:\d{1,2}){1,2}", said):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from monarch_kernel.remotemount import MountHandler
     from monarch_kernel.watch.profiler import profile
 
-#: Where ``Job.state`` looks for a job that was applied earlier.
+#: The file in which ``Job.state`` looks for a job that was applied earlier.
 CACHED_PATH = ".monarch/job_state.json"
 #: The format and version in a job's file. A job of another version is applied again.
 FORMAT = "monarch_kernel job"
@@ -32,13 +32,13 @@ Path = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class RemoteMount:
-    """A folder of the client for hosts.
+    """A folder of the client that hosts mount.
 
     Attributes:
         source: the folder.
-        mntpoint: the mount point on the hosts; None: the path that it has at the client.
-        meshes: by name; None: all.
-        python_exe: in the folder: the interpreter of ranks; None: they keep theirs.
+        mntpoint: the mount point on the hosts; None: the same path as at the client.
+        meshes: the names of the meshes; None: all.
+        python_exe: a path in the folder: the interpreter of ranks; None: they keep theirs.
     """
 
     source: str
@@ -48,7 +48,7 @@ class RemoteMount:
 
     @property
     def interpreter(self) -> str | None:
-        """The path of the interpreter on hosts; None: ranks keep theirs."""
+        """Return the path of the interpreter on hosts; None: ranks keep theirs."""
         if self.python_exe is None or not os.path.lexists(os.path.join(self.source, self.python_exe)):
             return None
         return os.path.join(self.mntpoint or self.source, self.python_exe)
@@ -56,12 +56,12 @@ class RemoteMount:
 
 @dataclass(frozen=True)
 class GatheredMount:
-    """Folders of hosts for the client.
+    """Folders of hosts that the client mounts.
 
     Attributes:
         remote: the folder on hosts.
         local: the mount point here.
-        meshes: by name; None: all.
+        meshes: the names of the meshes; None: all.
     """
 
     remote: str
@@ -82,13 +82,13 @@ class JobMounts:
     _shown: set[tuple[GatheredMount, str]] = field(default_factory=set["tuple[GatheredMount, str]"])
 
     def make(self, hosts: Mapping[str, HostMesh]) -> dict[str, HostMesh]:
-        """Make the mounts that are not there, and show the others as their folders are now.
+        """Create the mounts that do not exist yet, and refresh the others to the current contents of their folders.
 
         Returns:
             The hosts, with the interpreters of their mounts.
 
         Raises:
-            MountError: a host cannot mount; what was mounted stays.
+            MountError: a host cannot mount the folder; existing mounts stay.
             ValueError: a mount is for a mesh that the job does not have.
         """
         from monarch_kernel.gather_mount import gather_mount
@@ -116,7 +116,7 @@ class JobMounts:
         return made
 
     def __reduce__(self) -> tuple[type[JobMounts], tuple[list[RemoteMount], list[GatheredMount]]]:
-        return JobMounts, (self.remote, self.gathered)  # what is open belongs to this process
+        return JobMounts, (self.remote, self.gathered)  # open mounts belong to this process
 
     def close(self) -> None:
         """Unmount everything."""
@@ -155,8 +155,8 @@ class JobState:
     """The hosts of an applied job: each of its meshes is an attribute.
 
     Attributes:
-        query_engine_client: asks its telemetry; None: there is none.
-        telemetry_url, admin_url, dashboard_url: where the servers are that the job was asked for; else None.
+        query_engine_client: queries its telemetry; None: there is none.
+        telemetry_url, admin_url, dashboard_url: the addresses of the requested servers; else None.
     """
 
     def __init__(self, meshes: dict[str, HostMesh], services: JobServices | None = None) -> None:
@@ -188,7 +188,7 @@ class Job(ABC):
     """Hosts that a program requests by name.
 
     Attributes:
-        apply_id: identifies the last ``apply``; None before it.
+        apply_id: identifies the last ``apply``; None before the first.
     """
 
     _kinds: ClassVar[dict[str, type[Job]]] = {}
@@ -210,7 +210,7 @@ class Job(ABC):
 
     @abstractmethod
     def _hosts(self) -> dict[str, HostMesh]:
-        """The hosts by name, attached. Called by ``state`` of an active job."""
+        """Return the hosts by name, attached. Called by ``state`` of an active job."""
 
     @abstractmethod
     def _end(self) -> None:
@@ -218,18 +218,18 @@ class Job(ABC):
 
     @abstractmethod
     def _is_alive(self) -> bool:
-        """Whether all hosts still exist. Called for a job that this program or an earlier one has applied."""
+        """Return whether all hosts still exist. Called for a job that this program or an earlier one has applied."""
 
     @abstractmethod
     def _spec(self) -> Any:
-        """The request of this job. A job that was applied earlier is reused if its request is equal."""
+        """Return the request of this job. A job that was applied earlier is reused if its request is equal."""
 
     @abstractmethod
     def _fields(self) -> dict[str, Any]:
-        """The job as plain data that JSON can represent, for its file."""
+        """Return the job as plain data that JSON can represent, for its file."""
 
     def _adopt(self, known: Job) -> None:
-        """Become an equal job that an earlier program has applied."""
+        """Take over an equal job that an earlier program has applied."""
         vars(self).update(vars(known), _mounts=self._mounts, _services=self._services)
 
     @classmethod
@@ -244,7 +244,7 @@ class Job(ABC):
     # -- the methods that programs call --------------------------------------------------------------
 
     def apply(self, client_script: str | None = None) -> None:
-        """Acquire the hosts; does nothing if the job is active.
+        """Acquire the hosts. Does nothing if the job is active.
 
         Args:
             client_script: the script for batch mode, which these jobs do not support.
@@ -263,13 +263,13 @@ class Job(ABC):
         self.apply_id = secrets.token_hex(8)
 
     def state(self, cached_path: Path | None = CACHED_PATH) -> JobState:
-        """The hosts of an equal job that was applied earlier and is still active, or new hosts.
+        """Return the hosts of an equal job that was applied earlier and is still active, or new hosts.
 
         Args:
             cached_path: the file through which the next run of a script finds the job; None: no file is used.
 
-        Mounts that were declared are made now; those that are there show their folders as they are now. Telemetry and
-        servers that were asked for are started.
+        Declared mounts are created now; existing mounts are refreshed to the current contents of their folders.
+        Requested telemetry and servers are started.
 
         Raises:
             OSError: the port of the admin server is taken.
@@ -283,13 +283,13 @@ class Job(ABC):
         return JobState(meshes, self._services)
 
     def find_or_apply(self, cached_path: Path | None = CACHED_PATH) -> bool:
-        """Be an equal job that was applied earlier and is still active, or ask for new hosts; does not wait for them.
+        """Take over an equal job that was applied earlier and is still active, or request new hosts without waiting.
 
         Args:
             cached_path: as for `state`.
 
         Returns:
-            Whether hosts were asked for now.
+            Whether hosts were requested now.
 
         Raises:
             PermissionError, ValueError: as `state`, for the file.
@@ -309,7 +309,7 @@ class Job(ABC):
         return new
 
     def can_run(self, spec: Job) -> bool:
-        """Whether this job, which an earlier program applied, satisfies the given one."""
+        """Return whether this job, which an earlier program applied, satisfies the given one."""
         return self._spec() == spec._spec()
 
     def remote_mount(
@@ -319,13 +319,13 @@ class Job(ABC):
         meshes: Sequence[str] | None = None,
         python_exe: str | None = ".venv/bin/python",
     ) -> None:
-        """Have a folder of this machine on hosts of this job, read-only and read on demand, from the next ``state`` on.
+        """Mount a local folder on hosts of this job, read-only and read on demand, from the next ``state`` on.
 
         Args:
             source: the folder.
-            mntpoint: the mount point on the hosts; by default the path that the folder has here.
+            mntpoint: the mount point on the hosts; by default the path of the folder on this machine.
             meshes: the names of the meshes; by default all.
-            python_exe: a path in the folder: where it is there, ranks of these meshes run in that interpreter.
+            python_exe: a path in the folder; if it exists, ranks of these meshes run in that interpreter.
 
         Source: the names are those of ``monarch.job.JobTrait``; ``workspace_sync.remotemount`` does the work.
         """
@@ -335,11 +335,11 @@ class Job(ABC):
     def gather_mount(
         self, remote_mount_point: str, local_mount_point: str, meshes: Sequence[str] | None = None
     ) -> None:
-        """Show a folder of each host of this job here, read-only, from the next ``state`` on.
+        """Mount a folder of each host of this job on this machine, read-only, from the next ``state`` on.
 
         Args:
             remote_mount_point: the folder on every host.
-            local_mount_point: the mount point here; with several meshes, each has a folder of its name in it.
+            local_mount_point: the mount point on this machine; with several meshes, it has a folder for each.
             meshes: the names of the meshes; by default all.
 
         Source: the names are those of ``monarch.job.JobTrait``; ``workspace_sync.gather_mount`` does the work.
@@ -348,7 +348,7 @@ class Job(ABC):
         self._mounts.gathered.append(GatheredMount(remote_mount_point, local_mount_point, names))
 
     def kill(self) -> None:
-        """Release the hosts, and end all processes on them; its mounts are gone then."""
+        """Release the hosts, and end all processes on them. This removes the mounts, too."""
         self._mounts.close()
         self._services.stop()
         if self.apply_id is not None:
@@ -362,11 +362,11 @@ class Job(ABC):
         mesh_admin_config: MeshAdminConfig | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Record activity of actors for SQL, and serve the job's state, from the next ``state`` on; returns the job.
+        """Record the activity of actors for SQL, and serve the job's state, from the next ``state`` on. Return the job.
 
         Args:
-            config: what is recorded; by default made of ``kwargs``.
-            mesh_admin_config: as for ``enable_admin``; by default what that was given.
+            config: the data to record; by default created from ``kwargs``.
+            mesh_admin_config: as for ``enable_admin``; by default the configuration given there.
         """
         self._services.telemetry = config or TelemetryConfig(**kwargs)
         if mesh_admin_config is not None:
@@ -374,19 +374,19 @@ class Job(ABC):
         return self
 
     def enable_admin(self, config: MeshAdminConfig | None = None, **kwargs: Any) -> Self:
-        """Serve the state of the job to programs of this user, from the next ``state`` on; returns the job.
+        """Serve the state of the job to programs of this user, from the next ``state`` on. Return the job.
 
         Args:
-            config: the address; by default made of ``kwargs``.
+            config: the address; by default created from ``kwargs``.
         """
         self._services.admin = config or MeshAdminConfig(**kwargs)
         return self
 
     def telemetry_query_client(self) -> QueryEngineClient:
-        """A client of the telemetry of this job, in this program or in the one of this folder that has it.
+        """Return a client for the telemetry of this job, in this program or in the program of this folder that has it.
 
         Raises:
-            LaunchError: the job is not active, or nobody has asked for its telemetry.
+            LaunchError: the job is not active, or its telemetry was not requested.
             PermissionError: another user wrote the file with its address, or could have written it.
         """
         if not self.active:
@@ -397,7 +397,7 @@ class Job(ABC):
         """Trace all ranks for a block: ``with job.profile() as profiled: ...``.
 
         Args:
-            on_trace_ready: called with it at the end of the block.
+            on_trace_ready: called with the profile at the end of the block.
 
         Raises:
             RuntimeError: ``enable_telemetry`` was not called before ``state``.
@@ -419,7 +419,7 @@ class Job(ABC):
         return _unpickled, (type(self), self.dumps(), self._mounts, self._services)
 
     def dumps(self) -> bytes:
-        """The job as bytes (JSON), for ``job_loads``."""
+        """Return the job as bytes (JSON), for ``job_loads``."""
         found = JobFile(FORMAT, VERSION, type(self).__name__, self.apply_id, self._fields())
         return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
 
@@ -509,13 +509,13 @@ def _load_cached(path: Path | None) -> Job | None:
 
 
 def checked_meshes(kind: str, meshes: Mapping[str, int]) -> dict[str, int]:
-    """The number of hosts of each mesh, as a job may ask for it.
+    """Check the number of hosts of each mesh, and return them.
 
     Args:
-        kind: of the job, for errors.
+        kind: the kind of the job, for errors.
 
     Raises:
-        ValueError: there is none, a name is no identifier, or a number is not positive.
+        ValueError: there is no mesh, a name is not an identifier, or a number is not positive.
     """
     if not meshes:
         raise ValueError(f"{kind} needs at least one mesh, as in {kind}({{'hosts': 2}})")

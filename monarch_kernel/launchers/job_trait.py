@@ -11,15 +11,15 @@ import msgspec
 from monarch_kernel.actor import HostMesh
 from monarch_kernel.launchers.job import Job, JobState
 
-#: What every job has, and no file of it needs.
+#: Attributes that every job has, and that no file of a job needs.
 _OF_ALL = ("apply_id", "_mounts", "_services")
 
 
 class JobTrait(Job):
-    """The base of a job of your own, with the methods that Monarch's jobs implement.
+    """The base class for your own jobs, with the methods that Monarch's jobs implement.
 
-    Every job of this package is an instance, too. A job is found again by the next program through the file of
-    ``state``, which is JSON and no pickle: its attributes must be plain data, or ``state(cached_path=None)`` be called.
+    Every job of this package is an instance, too. The next program finds a job through the file of ``state``, which is
+    JSON and not a pickle. The attributes of the job must therefore be plain data, or call ``state(cached_path=None)``.
     """
 
     @classmethod
@@ -28,15 +28,15 @@ class JobTrait(Job):
 
     @abstractmethod
     def _create(self, client_script: str | None) -> None:
-        """Acquire the hosts, or have a script run there as the client. ``apply`` calls it if the job is not active."""
+        """Acquire the hosts, or let a script run there as the client. Called by ``apply`` if the job is not active."""
 
     @abstractmethod
     def can_run(self, spec: Job) -> bool:
-        """Whether this job, which an earlier program applied, has its hosts and satisfies the given one."""
+        """Return whether this job, which an earlier program applied, has its hosts and satisfies the given one."""
 
     @abstractmethod
     def _state(self) -> JobState:
-        """The hosts, attached. Called by ``state`` of an active job."""
+        """Return the hosts, attached. Called by ``state`` of an active job."""
 
     @abstractmethod
     def _kill(self) -> None:
@@ -45,7 +45,7 @@ class JobTrait(Job):
     # -- as any job ---------------------------------------------------------------------------------
 
     def apply(self, client_script: str | None = None) -> None:
-        """Acquire the hosts; does nothing if the job is active. See ``_create`` for the script."""
+        """Acquire the hosts. Does nothing if the job is active. See ``_create`` for the script."""
         if client_script is None:
             super().apply()
         elif not self.active:
@@ -62,10 +62,10 @@ class JobTrait(Job):
         self._kill()
 
     def _is_alive(self) -> bool:
-        return True  # as far as this program knows; one that is found again is asked by can_run
+        return True  # as far as this program knows; for a job found through its file, can_run decides
 
     def _spec(self) -> Any:
-        return None  # can_run compares what it likes
+        return None  # can_run compares arbitrary attributes
 
     def _fields(self) -> dict[str, Any]:
         found = {name: value for name, value in vars(self).items() if name not in _OF_ALL}

@@ -1,4 +1,4 @@
-"""All jobs of this user, of all providers, with the state of the programs that requested them."""
+"""List all jobs of this user, of all providers, with the state of the programs that requested them."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from monarch_kernel.launchers.base import (
 from monarch_kernel.launchers.engine_job import EngineJob
 from monarch_kernel.launchers.registry import JobRecord
 
-#: How many engines are asked at once.
+#: The number of providers that are queried in parallel.
 _AT_ONCE = 16
 
 
 @dataclass(frozen=True)
 class ListedJob:
-    """A job, and where its hosts are.
+    """A job, with the status of its hosts.
 
     Attributes:
         job: its id.
         engine: the name of its launcher.
-        status: its hosts; None: the engine does not answer.
-        error: why it does not; "": it does.
-        record: what the list of jobs has of it; None: it is not in the list, but its engine knows it.
-        found: how to reach a job that is not in the list.
+        status: the status of its hosts; None: the provider does not answer.
+        error: why it does not answer; "": it does.
+        record: its record in the list of jobs; None: it is not in the list, but its provider knows it.
+        found: the launcher and ticket of a job that is not in the list.
     """
 
     job: str
@@ -56,7 +56,10 @@ class ListedJob:
 
     @property
     def is_left(self) -> bool:
-        """Whether it is in the list, and its program has ended. One that is not may be in another list, and in use."""
+        """Whether it is in the list, and its program has ended.
+
+        A job that is not in this list may be in another one, and in use.
+        """
         return self.record is not None and self.orphan
 
     @property
@@ -66,7 +69,7 @@ class ListedJob:
 
     @property
     def used_by(self) -> str:
-        """Which program uses it."""
+        """The program that uses it."""
         if self.record is None:
             return "not in this list of jobs"
         host, pid = [*self.record.holder.split(), "", ""][:2]
@@ -78,7 +81,7 @@ class ListedJob:
         return f"process {pid}" + {None: f" on {host}", True: "", False: ", which has ended"}[lives]
 
     def plain(self) -> dict[str, Any]:
-        """The job as plain data, for ``--json``."""
+        """Return the job as plain data, for ``--json``."""
         record, status = self.record, self.status
         return {
             "job": self.job,
@@ -93,10 +96,10 @@ class ListedJob:
         }
 
     def end(self) -> None:
-        """End its hosts, and take it out of the list.
+        """End its hosts, and remove it from the list.
 
         Raises:
-            LaunchError, OSError: its engine cannot be asked.
+            LaunchError, OSError: its provider cannot be queried.
         """
         if self.record is not None:
             EngineJob.find(self.job).kill()
@@ -104,7 +107,7 @@ class ListedJob:
             self.found[0].end(self.found[1])
 
     def log(self, host: int | None, lines: int) -> str:
-        """What its workers have written; see ``EngineJob.log``."""
+        """Return the output of its workers; see ``EngineJob.log``."""
         if self.record is not None:
             return EngineJob.find(self.job).log(host, lines)
         assert self.found is not None
@@ -123,7 +126,7 @@ class JobList(AsTable):
     notes: Sequence[str] = ()
 
     def table(self) -> TableView:
-        """One row for each job."""
+        """Return one row per job."""
         now = time.time()
         rows: list[list[str]] = []
         for each in self.jobs:
@@ -153,7 +156,7 @@ class HostList(AsTable):
     status: JobStatus
 
     def table(self) -> TableView:
-        """One row for each host."""
+        """Return one row per host."""
         now = time.time()
         rows = [
             [
@@ -173,18 +176,18 @@ class HostList(AsTable):
 
 
 def own_jobs() -> list[ListedJob]:
-    """The jobs in the list, oldest first; engines are asked at the same time."""
+    """Return the jobs in the list, oldest first. Providers are queried in parallel."""
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "monarch-jobs") as pool:
         return list(pool.map(_listed, registry.records()))
 
 
 def list_jobs(known: Mapping[str, JobStatus] | None = None, *, own_process: bool = False) -> JobList:
-    """All jobs in the list, and those that engines know beside them, oldest first; engines are asked at the same time.
+    """Return all listed jobs, and others that providers know, oldest first. Providers are queried in parallel.
 
-    A job that was asked for and never got a ticket, as its program was killed then, is in it without hosts.
+    A job without a ticket, because its program was killed during the request, is listed without hosts.
 
     Args:
-        known: where jobs are that this process waits for, by their ids: their engines are not asked once more.
+        known: by job id, the status of jobs that this process waits for; their providers are not queried again.
         own_process: see ``Launcher.found``.
     """
     records = registry.records()
@@ -207,10 +210,10 @@ def list_jobs(known: Mapping[str, JobStatus] | None = None, *, own_process: bool
 
 
 def job_named(text: str, jobs: Sequence[ListedJob]) -> ListedJob:
-    """The job whose id is, or begins with, a text.
+    """Return the job whose id equals, or begins with, a text.
 
     Raises:
-        LaunchError: there is none, or several.
+        LaunchError: there is no such job, or there are several.
     """
     ids = [job.job for job in jobs]
     found = id_of(text, ids)
@@ -222,11 +225,12 @@ def job_named(text: str, jobs: Sequence[ListedJob]) -> ListedJob:
 
 
 def find_job(text: str) -> ListedJob:
-    """The job whose id is, or begins with, a text, for a command of ours. Engines are asked for further ones only if it
-    is not in the list.
+    """Return the job whose id equals, or begins with, a text, for a command of this package.
+
+    Providers are queried for further jobs only if it is not in the list.
 
     Raises:
-        LaunchError: there is none, or several.
+        LaunchError: there is no such job, or there are several.
     """
     records = {record.job: record for record in registry.records()}
     own = id_of(text, list(records))
@@ -234,13 +238,13 @@ def find_job(text: str) -> ListedJob:
 
 
 def id_of(text: str, ids: Sequence[str]) -> str | None:
-    """The one id that is a text, or begins with it (four characters at least); None if it is not one."""
+    """Return the only id that equals a text, or begins with it (at least four characters); else None."""
     found = [each for each in ids if each == text or (len(text) >= 4 and each.startswith(text))]
     return found[0] if len(found) == 1 else None
 
 
 def plain_host(host: HostStatus) -> dict[str, Any]:
-    """A host as plain data, for ``--json``."""
+    """Return a host as plain data, for ``--json``."""
     return {
         "host": host.host,
         "name": host.name,

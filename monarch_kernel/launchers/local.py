@@ -1,4 +1,4 @@
-"""A job whose hosts are all this machine, to try out a program that is written for several hosts."""
+"""A job whose hosts are all this machine, to test a program that is written for several hosts."""
 
 from __future__ import annotations
 

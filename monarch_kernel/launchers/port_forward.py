@@ -1,8 +1,8 @@
-"""A TCP port of a host, at a port of this machine.
+"""Make a TCP port of a host available at a port of this machine.
 
-An actor there makes the connections, and each piece of their bytes is an argument or a result of its endpoints, so the
-way is the one of all messages. A few pieces of each direction are under way at any time: a side that does not read
-slows down the other, as with any connection.
+An actor on the host opens the connections. Each piece of their data is an argument or a result of its endpoints, so it
+takes the same route as all messages. A few pieces of each direction are in flight at any time. A side that does not
+read therefore slows down the other, as with any connection.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from monarch_kernel.launchers.base import LaunchError
 from monarch_kernel.private_files import is_own
 
 LOOPBACK = "127.0.0.1"
-#: So many bytes in one message, and so many messages of each direction of a connection under way.
+#: The maximum number of bytes in one message, and of messages in flight per direction of a connection.
 _PIECE, _WINDOW = 256 * 2**10, 4
-#: How long a server may take to accept a connection (seconds).
+#: The time limit for a server to accept a connection (seconds).
 _DIAL_TIME = 10.0
 
 
 @dataclass
 class _Stream:
-    """A connection of a host to its port. Its locks are taken in the order of the calls."""
+    """A connection of a host to its port. Its locks are acquired in the order of the calls."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -59,7 +59,7 @@ class _Dialer(Actor):
 
     @concurrent_endpoint
     async def dial(self, port: int) -> int | str:
-        """Connect to a port of the loopback interface: the number of the connection, or why there is none."""
+        """Connect to a port of the loopback interface. Return the number of the connection, or why there is none."""
         refused = ""
         for address in (LOOPBACK, "::1"):
             try:
@@ -75,7 +75,7 @@ class _Dialer(Actor):
 
     @concurrent_endpoint
     async def read(self, number: int) -> bytes | None:
-        """What comes next; b"": its end; None: the connection was lost."""
+        """Read the next data; b"": the end of the stream; None: the connection was lost."""
         stream = self._streams.get(number)
         if stream is None:
             return None
@@ -87,7 +87,7 @@ class _Dialer(Actor):
 
     @concurrent_endpoint
     async def write(self, number: int, data: bytes) -> bool:
-        """Send bytes, or, with none, the end of this direction. Returns whether the connection still takes some."""
+        """Send bytes, or, if empty, the end of this direction. Return whether the connection still accepts data."""
         stream = self._streams.get(number)
         if stream is None:
             return False
@@ -104,7 +104,7 @@ class _Dialer(Actor):
 
     @concurrent_endpoint
     async def close(self, number: int) -> None:
-        """End a connection; what was not sent yet is dropped, unless both directions had ended."""
+        """End a connection. Unsent data is dropped, unless both directions had ended."""
         stream = self._streams.pop(number, None)
         if stream is not None:
             if stream.reader.at_eof():
@@ -114,17 +114,17 @@ class _Dialer(Actor):
 
     @concurrent_endpoint
     async def stay(self) -> None:
-        """Never returns: fails when this process is lost."""
+        """Never return. The call fails when this process is lost."""
         await asyncio.get_running_loop().create_future()
 
 
 class _Listener:
-    """Takes connections at a port of this machine, for a port of another.
+    """Accepts connections at a port of this machine, for a port of another.
 
     Args:
-        dialer: makes the connections there.
+        dialer: opens the connections there.
         port: the port there.
-        where: it is, for messages.
+        where: its description, for messages.
     """
 
     def __init__(self, dialer: ActorMesh[_Dialer], port: int, where: str) -> None:
@@ -135,10 +135,10 @@ class _Listener:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def listen(self, local: int) -> int:
-        """Take connections at a port of the loopback interface, or at any (0); returns it.
+        """Accept connections at a port of the loopback interface, or at any (0). Return the port.
 
         Raises:
-            LaunchError: it is taken.
+            LaunchError: the port is in use.
         """
         try:
             self._server = await asyncio.start_server(self._accept, LOOPBACK, local, limit=_PIECE)
@@ -149,7 +149,7 @@ class _Listener:
         return self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Take no more, and break off those that are there."""
+        """Accept no more connections, and reset existing ones."""
         if self._server is not None:
             self._server.close()
         for each in self._connections:
@@ -162,13 +162,13 @@ class _Listener:
         self._connections.add(task)
         try:
             await self._connect(reader, writer)
-        except asyncio.CancelledError:  # by close(); asyncio would report the end of a cancelled task as an error
+        except asyncio.CancelledError:  # cancelled by close(); asyncio would report a cancelled task as an error
             pass
         finally:
             self._connections.discard(task)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry one connection, from its first byte to its end."""
+        """Forward one connection, from its first byte to its end."""
         dialer = self._dialer
         if not is_own(writer.get_extra_info("socket")):
             _reset(writer)
@@ -184,7 +184,7 @@ class _Listener:
                 both.create_task(_carry_there(dialer, number, reader))
                 both.create_task(_carry_here(dialer, number, writer))
             whole = True
-        except* OSError:  # one side has broken it off, so the other side gets to know
+        except* OSError:  # one side has reset the connection, so reset the other side, too
             pass
         finally:
             with contextlib.suppress(OSError):
@@ -197,13 +197,13 @@ class _Listener:
 
 
 class PortForward:
-    """Brings a port of a host here, to this user alone.
+    """Makes a port of a host available on this machine, to this user only.
 
     Args:
         hosts: a mesh with the dimension ``hosts``.
-        host: the number of the one with the port.
-        port: the port there.
-        local: the port here, on the loopback interface; 0: any.
+        host: the number of the host with the port.
+        port: the port on the host.
+        local: the port of this machine, on the loopback interface; 0: any.
     """
 
     def __init__(self, hosts: HostMesh, host: int, port: int, local: int) -> None:
@@ -217,11 +217,11 @@ class PortForward:
         """Serve until SIGINT or SIGTERM.
 
         Args:
-            listening: called with the port here once it takes connections.
+            listening: called with the local port once it accepts connections.
 
         Raises:
-            LaunchError: nothing listens at the port there, or the port here is taken.
-            SupervisionError: the host, or the process at it, was lost.
+            LaunchError: nothing listens at the port of the host, or the local port is in use.
+            SupervisionError: the host, or the process on it, was lost.
         """
         procs = self._hosts.slice(hosts=slice(self._host, self._host + 1)).spawn_procs(name="forward")
         try:
@@ -255,13 +255,13 @@ class PortForward:
 
 
 class _Source(Actor):
-    """Listens on its host for a port of the rank of another mesh at the same point."""
+    """Listens on its host for a port of the rank of another mesh with the same coordinates."""
 
     @concurrent_endpoint
     async def listen(
         self, dialers: ActorMesh[_Dialer], port: int | Callable[[Point], int], address: str | Callable[[Point], str]
     ) -> None:
-        """Take connections from now on."""
+        """Start to accept connections."""
         point = current_rank()
         there = _checked_port("dst_port", port(point) if callable(port) else port)
         local = _checked_address(address(point) if callable(address) else address)
@@ -275,7 +275,7 @@ class _Source(Actor):
 
 
 class PortForwarder(Actor):
-    """Keeps ports of ranks at ports of others until it is stopped; spawn it on ``this_proc()``."""
+    """Forwards ports of ranks to ports of others until it is stopped. Spawn it on ``this_proc()``."""
 
     @endpoint
     async def forward(
@@ -285,17 +285,18 @@ class PortForwarder(Actor):
         src_proc_mesh: ProcMesh,
         src_address: str | Callable[[Point], str],
     ) -> None:
-        """Have each rank of a mesh take connections for the rank of another mesh at the same point.
+        """Let each rank of a mesh accept connections for the rank of another mesh with the same coordinates.
 
         Args:
-            dst_proc_mesh: whose hosts have the servers, on their loopback interfaces.
-            dst_port: the port of the servers, or a function of the point that gives it.
-            src_proc_mesh: that takes the connections, those of this user; of as many ranks in the same shape.
-            src_address: where it does, such as ``127.0.0.1:8080``, or a function of the point that gives it.
+            dst_proc_mesh: the mesh whose hosts have the servers, on their loopback interfaces.
+            dst_port: the port of the servers, or a function that returns it for a point.
+            src_proc_mesh: the mesh that accepts connections, only of this user; it has the same shape.
+            src_address: the address at which it accepts them, such as ``127.0.0.1:8080``, or a function that returns it
+                for a point.
 
         Raises:
-            ValueError: the shapes differ, a port is none, or the address is not the loopback interface.
-            ActorError: a port is taken, or what a function gives is wrong.
+            ValueError: the shapes differ, a port is invalid, or the address is not on the loopback interface.
+            ActorError: a port is in use, or the result of a function is invalid.
         """
         if dst_proc_mesh.extent != src_proc_mesh.extent:
             shapes = f"{dict(dst_proc_mesh.sizes)} and {dict(src_proc_mesh.sizes)}"
@@ -320,7 +321,7 @@ def _checked_port(what: str, port: int) -> int:
 
 
 def _checked_address(address: str) -> int:
-    """The port of an address of the loopback interface."""
+    """Return the port of an address of the loopback interface."""
     host, _, port = address.rpartition(":")
     if host not in (LOOPBACK, "localhost"):
         raise ValueError(
@@ -330,14 +331,14 @@ def _checked_address(address: str) -> int:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Break a connection off, so that its peer does not take what it has got for all."""
+    """Reset a connection, so that its peer does not consider the received data complete."""
     sock = writer.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
 
 
 async def _carry_there(dialer: ActorMesh[_Dialer], number: int, reader: asyncio.StreamReader) -> None:
-    """Send there what comes here, to its end."""
+    """Send local data to the host, up to its end."""
     writes: deque[Future[bool]] = deque()
     data = b"x"
     while data:
@@ -349,7 +350,7 @@ async def _carry_there(dialer: ActorMesh[_Dialer], number: int, reader: asyncio.
 
 
 async def _carry_here(dialer: ActorMesh[_Dialer], number: int, writer: asyncio.StreamWriter) -> None:
-    """Send here what comes there, to its end."""
+    """Send data from the host to the local connection, up to its end."""
     reads = deque(dialer.read.call_one(number) for _ in range(_WINDOW))
     while data := await reads.popleft():
         reads.append(dialer.read.call_one(number))

@@ -1,4 +1,4 @@
-"""Hosts that are processes of this machine, which outlive the program that requested them."""
+"""Run hosts as processes of this machine, which outlive the program that requested them."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from monarch_kernel.launchers.engine_job import EngineJob
 from monarch_kernel.private_files import PrivateFolder, listens
 from monarch_kernel.workers import is_job_folder, make_job_folder, remove_job_folder
 
-#: Default time without a controller after which the hosts of a job end (seconds).
+#: The default time without a controller after which the hosts of a job end (seconds).
 IDLE = 12 * 3600.0
-#: How long a worker may take to end in good order (seconds).
+#: The time limit for a worker to end in good order (seconds).
 _GRACE = 6.0
-#: How long a command that has ended may take to be reaped (seconds).
+#: The time limit for reaping a command that has ended (seconds).
 _REAPED = 5.0
-#: How long a process may show no environment while it executes a program (seconds).
+#: The longest time for which a process that executes a program shows no environment (seconds).
 _EXEC_TIME = 0.2
 
 
 class ProcessLauncher(Launcher):
-    """Starts workers on this machine, each with a Unix socket in the folder of the job, and so without a key."""
+    """Starts workers on this machine. Each has a Unix socket in the folder of the job, and so needs no key."""
 
     name = "process"
     needs_key = False
@@ -69,7 +69,7 @@ class ProcessLauncher(Launcher):
         new = range(ticket.hosts, ticket.hosts + count)
         more = Ticket(launcher=self.name, job=ticket.job, hosts=new.stop, data=ticket.data)
         with PrivateFolder.open(ticket.data["folder"]) as folder:
-            # Those that live hold the lock; each new one shares it, so that the last one's end is seen.
+            # Living workers hold the lock. Each new one shares it, so that the end of the last one is noticed.
             lock = folder.open_file("lock", os.O_RDWR)
             try:
                 self._start(folder, lock, request, new)
@@ -111,7 +111,7 @@ class ProcessLauncher(Launcher):
                 os.close(output)
             started.append(process)
             self._started[command.marker(host)] = process
-        # Each ends once it has forked the worker, or has failed.
+        # Each command ends once it has forked the worker, or has failed.
         threading.Thread(target=_reap, args=(started,), name="process-start", daemon=True).start()
 
     def poll(self, ticket: Ticket) -> JobStatus:
@@ -124,14 +124,14 @@ class ProcessLauncher(Launcher):
             if said is not None and (said.error or listens(path + ".sock")):
                 hosts.append(HostStatus.announced(host, said))
                 continue
-            # Again if it is not among them: a process that forks and ends while they are listed hides its child.
+            # Try again if it is missing: a process that forks and ends while they are listed hides its child.
             for _ in range(3):
                 if living is None or host not in living:
                     living = {number for _pid, number in _processes(ticket)}
             if said is None and host in (living or ()):
                 hosts.append(HostStatus(host=host, state=HostPhase.STARTING, reason="its worker is starting"))
             elif said is None and (said := _announced(path + ".json")) is not None:
-                hosts.append(HostStatus.announced(host, said))  # it has come meanwhile
+                hosts.append(HostStatus.announced(host, said))  # it has announced itself meanwhile
             elif said is None:
                 last = (self.log(ticket, host, 1) or "it ended before it listened, and wrote no output").strip()
                 code = _code(self._started.get(f"{ticket.job}.{host}"))
@@ -156,7 +156,7 @@ class ProcessLauncher(Launcher):
             for pid, host in left:
                 said = _announced(os.path.join(ticket.data["folder"], f"host{host}.json"))
                 number = signal.SIGKILL if late else signal.SIGTERM
-                # In good order, only the worker is told: it ends its ranks.
+                # For an end in good order, signal only the worker, which ends its ranks.
                 if late or (pid not in told and (said is None or said.pid == pid)):
                     told.add(pid)
                     _kill(pid, number)
@@ -186,14 +186,14 @@ class ProcessLauncher(Launcher):
 class ProcessJob(EngineJob):
     """Workers on this machine, each of which acts as a host.
 
-    They keep running when the script ends, and ``state()`` in the next script finds them again; the processes that a
-    script started on them end with the script. ``kill()`` ends them, and so does a time without a script of more than
-    ``idle``.
+    They keep running when the script ends, and ``state()`` in the next script finds them again. Processes that a script
+    started on them end with the script. The hosts end by ``kill()``, or after more than ``idle`` seconds without a
+    script.
 
     Args:
         meshes: the number of hosts of each mesh, by its name.
         env: additional environment variables for the hosts and all processes on them.
-        idle: seconds without a controller after which the hosts end; 0: no limit.
+        idle: the time without a controller after which the hosts end (seconds); 0: no limit.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class ProcessJob(EngineJob):
     def _start(self) -> None:
         super()._start()
         try:
-            self.wait()  # there is no queue here: the hosts are there when `apply` returns
+            self.wait()  # there is no queue here, so the hosts are up when `apply` returns
         except BaseException:
             self._end()
             raise
@@ -216,7 +216,7 @@ def _reap(started: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _code(ended: subprocess.Popen[bytes] | None) -> int | None:
-    """How a command ended that is no longer among the processes; None if another program started it."""
+    """Return the exit code of a command that is no longer running; None if another program started it."""
     with contextlib.suppress(subprocess.TimeoutExpired):  # another thread is about to reap it
         return None if ended is None else ended.wait(_REAPED)
     return None
@@ -231,13 +231,13 @@ def _announced(path: str) -> WorkerAnnouncement | None:
 
 
 def _processes(ticket: Ticket) -> list[tuple[int, int]]:
-    """The living processes of a job on this machine, each with the number of its host."""
+    """Return the living processes of a job on this machine, each with the number of its host."""
     marks = ((pid, mark.rpartition(".")[2]) for pid, mark in _marked(f"{ticket.job}.".encode()))
     return [(pid, int(host)) for pid, host in marks if host.isdigit()]
 
 
 def _marked(begin: bytes) -> list[tuple[int, str]]:
-    """The living processes of this machine whose mark begins so, each with its mark."""
+    """Return the living processes of this machine whose mark begins with ``begin``, each with its mark."""
     found: list[tuple[int, str]] = []
     mark = MARKER.encode() + b"="
     for entry in os.listdir("/proc"):
@@ -249,20 +249,20 @@ def _marked(begin: bytes) -> list[tuple[int, str]]:
 
 
 def _held_folder(pid: int) -> str:
-    """The folder of a job whose lock a process holds; "" if it holds none."""
+    """Return the folder of a job whose lock a process holds; "" if it holds none."""
     try:
         for fd in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(FileNotFoundError):  # it is closed meanwhile
+            with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
                 folder, name = os.path.split(os.readlink(f"/proc/{pid}/fd/{fd}"))
                 if name == "lock" and is_job_folder(folder):
                     return folder
-    except OSError:  # it has ended, or is another user's
+    except OSError:  # it has ended, or belongs to another user
         pass
     return ""
 
 
 def _environment(pid: str) -> list[bytes]:
-    """The environment of a process; nothing if it is another user's."""
+    """Return the environment of a process; empty if it belongs to another user."""
     end = time.monotonic() + _EXEC_TIME
     try:
         while True:
@@ -270,7 +270,7 @@ def _environment(pid: str) -> list[bytes]:
                 found = file.read()
             if found or time.monotonic() > end:
                 return found.split(b"\0")
-            os.readlink(f"/proc/{pid}/exe")  # fails for zombies and the kernel's threads
+            os.readlink(f"/proc/{pid}/exe")  # fails for zombies and kernel threads
             time.sleep(0.001)  # it is executing a program
     except OSError:
         return []

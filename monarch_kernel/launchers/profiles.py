@@ -1,12 +1,13 @@
-"""Profiles: requests for hosts by name, in TOML files of the user and of a project.
+"""Read profiles: named requests for hosts, in TOML files of the user and of a project.
 
-``~/.config/monarch_kernel/config.toml`` is the user's, and ``.monarch/config.toml`` in the working folder, or the
-nearest folder above that has one, is the project's, which wins. Nothing in them has an effect until a profile is named.
+``~/.config/monarch_kernel/config.toml`` is the user's file. The project's file is ``.monarch/config.toml`` in the
+working folder, or in the nearest parent folder that has one; it takes precedence. Profiles have no effect until they
+are named.
 
-A project's file may come from a stranger. So what could make something run, or send something elsewhere (the
-interpreter, environment variables, the ssh command, the hosts, options that a launcher does not call plain), is used
-only once the user has said that this file, with these contents, is trusted, and the files that it names, such as a
-hostfile. No profile may have the name of an engine.
+A project's file may come from an untrusted source. Some settings could cause code to run, or data to be sent elsewhere:
+the interpreter, environment variables, the ssh command, the hosts, and options that a launcher does not declare plain.
+These are used only once the user has declared that this file, with its current contents, is trusted, together with the
+files that it names, such as a hostfile. No profile may have the name of a provider.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from monarch_kernel.launchers.base import LaunchError, launcher_class, launcher_
 from monarch_kernel.private_files import NotPrivateError, read_own_file, write_own_file
 
 PROJECT_FILE = os.path.join(".monarch", "config.toml")
-#: Instead of an engine: this host, without any. Not for profiles.
+#: A name instead of a provider: this host itself. Not for profiles.
 LOCAL = "local"
-#: The keys of a profile, and the types of their values. ``options`` has those of the engine, as has any other key.
+#: The keys of a profile, and the types of their values. ``options`` contains options of the provider, as do all other
+#: keys.
 KEYS: dict[str, tuple[type, ...]] = {
     "on": (str,),
     "hosts": (int,),
@@ -43,7 +45,7 @@ KEYS: dict[str, tuple[type, ...]] = {
     "env": (dict,),
     "options": (dict,),
 }
-#: Names stand in lines of shells, where they are completed, and in messages.
+#: Names are used in shell commands, where they are completed, and in messages.
 _NAME = re.compile(r"\w[\w.-]*")
 _NOT_PLAIN = ("python", "key_file", "env")
 _TYPES = {str: "text", int: "a whole number", float: "a number", dict: "a table", bool: "true or false", list: "a list"}
@@ -51,13 +53,14 @@ _TYPES = {str: "text", int: "a whole number", float: "a number", dict: "a table"
 
 @dataclass(frozen=True)
 class Profile:
-    """A profile as its file has it.
+    """A profile as defined in its file.
 
     Attributes:
         name: its name.
-        file: where it stands.
-        digest: of the contents of a project's file, and of the files that it names; "": it is the user's.
-        settings: by the names in ``KEYS``, ``options`` included.
+        file: the path of its file.
+        digest: a digest of the contents of a project's file, and of the files that it names; "": it is in the user's
+            file.
+        settings: its settings by the names in ``KEYS``, including ``options``.
     """
 
     name: str
@@ -71,7 +74,7 @@ class Profile:
         return str(self.settings["on"])
 
     def risks(self) -> dict[str, Any]:
-        """What of it could make something run, or send something elsewhere."""
+        """Return the settings that could cause code to run, or data to be sent elsewhere."""
         found = {key: self.settings[key] for key in _NOT_PLAIN if self.settings.get(key)}
         if self.engine not in own_launchers():  # its code may come with the project, so it is not even loaded
             return {"on": self.engine} | found | dict(self.settings["options"])
@@ -82,7 +85,7 @@ class Profile:
         """Raise LaunchError if it has such settings, and is in a project's file that the user does not trust.
 
         Args:
-            how: what to add to the line to trust it.
+            how: the words to add to the command line to trust it.
         """
         if not self.digest or not (risks := self.risks()) or self.is_trusted:
             return
@@ -95,14 +98,14 @@ class Profile:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether it is the user's, or in a file that the user trusts as it is."""
+        """Whether it is in the user's file, or in a file whose current contents the user trusts."""
         return not self.digest or self.digest in _trusted()
 
     def trust(self) -> None:
-        """Trust its file, with the contents that it has now.
+        """Trust its file with its current contents.
 
         Raises:
-            OSError: this cannot be noted.
+            OSError: this cannot be recorded.
         """
         if self.digest and self.digest not in (known := _trusted()):
             os.makedirs(os.path.dirname(_trust_file()), 0o700, exist_ok=True)
@@ -110,15 +113,15 @@ class Profile:
 
 
 def user_file() -> str:
-    """The user's file, which need not exist."""
+    """Return the path of the user's file, which need not exist."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(base):  # the XDG specification says to ignore such a setting
+    if not os.path.isabs(base):  # the XDG specification requires ignoring such a setting
         base = os.path.expanduser("~/.config")
     return os.path.join(base, "monarch_kernel", "config.toml")
 
 
 def project_file() -> str | None:
-    """The file of the project that the working folder belongs to; None: there is none."""
+    """Return the path of the file of the project that contains the working folder; None: there is none."""
     folder = os.getcwd()
     while True:
         path = os.path.join(folder, PROJECT_FILE)
@@ -130,10 +133,10 @@ def project_file() -> str | None:
 
 
 def profiles() -> dict[str, Profile]:
-    """All profiles by name; the project's win.
+    """Return all profiles by name. Those of the project take precedence.
 
     Raises:
-        LaunchError: a file is not readable as such, is another user's or writable for others, or has a mistake.
+        LaunchError: a file is unreadable, belongs to or is writable for other users, or has an error.
     """
     found = _read(user_file(), False)
     if (project := project_file()) is not None:
@@ -142,7 +145,7 @@ def profiles() -> dict[str, Profile]:
 
 
 def profile_names() -> list[str]:
-    """The names of all profiles, for completion; none if a file has a mistake."""
+    """Return the names of all profiles, for completion; none if a file has an error."""
     try:
         return sorted(profiles())
     except LaunchError:
@@ -150,10 +153,10 @@ def profile_names() -> list[str]:
 
 
 def checked_options(engine: str, options: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The options of an engine, with its own names and types.
+    """Check the options of a provider, and return them with their types.
 
     Raises:
-        LaunchError: it has not; ``where`` begins the message.
+        LaunchError: an option is unknown or invalid; ``where`` begins the message.
     """
     known = {option.name: option for option in launcher_class(engine).OPTIONS}
     for key, value in options.items():
@@ -195,20 +198,20 @@ def _read(path: str, project: bool) -> dict[str, Profile]:
 
 
 def _digest(path: str, data: bytes, sections: dict[str, Any]) -> str:
-    """Of a project's file, and of all files that its profiles name."""
+    """Compute the digest of a project's file, and of all files that its profiles name."""
     digest = hashlib.sha256(os.fsencode(path) + b"\0" + data)
     for name in sorted({name for name in _words(sections) if os.path.isfile(name)}):
         try:
             with open(name, "rb") as file:
                 content = hashlib.file_digest(file, "sha256").digest()
-        except OSError:  # nor can a launcher read it
+        except OSError:  # a launcher cannot read it either
             continue
         digest.update(os.fsencode(name) + b"\0" + content)
     return digest.hexdigest()
 
 
 def _words(value: Any) -> Iterator[str]:
-    """What may be the name of a file in a setting: itself, and each word of a command, also behind an option."""
+    """Yield possible file names in a setting: the setting, and each word of a command or value of an option."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
@@ -255,7 +258,7 @@ def _fits(value: Any, types: tuple[type, ...]) -> bool:
 
 
 def _check_printable(value: Any, where: str) -> None:
-    """Raise LaunchError for text that would be more than one line, or steer a terminal."""
+    """Raise LaunchError for text that has more than one line, or could control a terminal."""
     if isinstance(value, str) and not value.isprintable():
         raise LaunchError(f"{where} takes text without control characters, not {value!r}")
 

@@ -1,8 +1,8 @@
-"""The list of all jobs of this user on this machine, with the data that a later program needs to find and end them.
+"""Keep the list of all jobs of this user on this machine, so that a later program finds and can end them.
 
 Each job has a folder of mode 0700 in ``~/.local/state/monarch_kernel/jobs`` (``XDG_STATE_HOME``): a record without
-secrets, the job's key, and its environment variables, each of mode 0600. A job enters the list before its engine is
-asked for anything, and leaves it when it has ended; so a job whose program was killed at any moment is in it.
+secrets, the job's key, and its environment variables, each of mode 0600. A job enters the list before the first request
+to its provider, and leaves it when it has ended. A job whose program was killed at any moment is therefore in the list.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from monarch_kernel.launchers.base import LaunchError, Ticket
 from monarch_kernel.private_files import NotPrivateError, PrivateFolder
 
 VERSION = 1
-#: How long another process may take to change a record (seconds).
+#: The time limit for another process to change a record (seconds).
 _CHANGE_TIME = 30.0
 _WHAT = "engine job"
 _RECORD, _KEY, _ENV = "job.json", "key", "env.json"
-#: The numbers of the hosts whose workers were started, one a line, where a program of the user starts them.
+#: The numbers of the hosts with started workers, one per line, if a program of the user starts them.
 _STARTED = "started"
 
 
 class JobRecord(msgspec.Struct, kw_only=True):
-    """A job, as its record has it. It has no secret.
+    """The record of a job. It contains no secret.
 
     Attributes:
         job: its id, and the name of its folder.
         kind: the name of its class.
         launcher: the name of its launcher.
-        options: from which ``launcher_class(launcher).of`` makes that launcher again.
-        request: what it asked for, by the fields of ``EngineJob``.
-        ticket: None while the engine is being asked for the first time.
-        meshes: the numbers of its hosts, by the name of the mesh, in the order of the mesh.
-        created: when (Unix time).
-        creator: the host and process that made it.
+        options: the options from which ``launcher_class(launcher).of`` recreates that launcher.
+        request: its request, by the fields of ``EngineJob``.
+        ticket: its ticket; None during the first request to the provider.
+        meshes: by the name of the mesh, the numbers of its hosts, in the order of the mesh.
+        created: when it was created (Unix time).
+        creator: the host and process that created it.
         folder: the working folder of that process.
-        holder: the process that attached to it last, as ``this_process`` gives it.
+        holder: the process that attached to it last, as ``this_process`` returns it.
     """
 
     job: str
@@ -63,8 +63,10 @@ class JobRecord(msgspec.Struct, kw_only=True):
 
 
 def this_user() -> str:
-    """The user's name as labels and names of engines may have it, by which users who share a login tell their jobs
-    apart."""
+    """Return the user's name in a form for labels and names at providers.
+
+    With it, users who share a login can distinguish their jobs.
+    """
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # a user without a name, as in many images
@@ -73,12 +75,12 @@ def this_user() -> str:
 
 
 def this_process() -> str:
-    """Identifies this process: its host, its number, and when it began, as the kernel counts."""
+    """Identify this process: its host, its pid, and its start time from the operating system."""
     return f"{socket.gethostname()} {os.getpid()} {_began(os.getpid())}"
 
 
 def lives(process: str) -> bool | None:
-    """Whether a process still runs, by the result of ``this_process`` there; None: it is on another host."""
+    """Return whether a process still runs, from the result of ``this_process`` there; None: it is on another host."""
     host, pid, began = [*process.split(), "", "", ""][:3]
     if host != socket.gethostname() or not pid.isdigit():
         return None
@@ -94,27 +96,27 @@ def _began(pid: int) -> str:
 
 
 def jobs_folder() -> str:
-    """The folder with the folders of all jobs of this user."""
+    """Return the folder with the folders of all jobs of this user."""
     base = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(base):  # the XDG specification says to ignore such a setting
+    if not os.path.isabs(base):  # the XDG specification requires ignoring such a setting
         base = os.path.expanduser("~/.local/state")
     return os.path.join(base, "monarch_kernel", "jobs")
 
 
 def key_path(job: str) -> str:
-    """The file with a job's key."""
+    """Return the path of the file with a job's key."""
     return os.path.join(jobs_folder(), job, _KEY)
 
 
 def add(record: JobRecord, key: str | None, env: dict[str, str]) -> None:
-    """Enter a new job.
+    """Add a new job to the list.
 
     Args:
-        key: the contents of its key file; None: its workers need none.
+        key: the contents of its key file; None: its workers need no key.
         env: its environment variables, which may be secret.
 
     Raises:
-        OSError: the folder cannot be made.
+        OSError: the folder cannot be created.
     """
     os.makedirs(jobs_folder(), 0o700, exist_ok=True)
     with PrivateFolder.make(os.path.join(jobs_folder(), record.job)) as folder:
@@ -130,11 +132,11 @@ def add(record: JobRecord, key: str | None, env: dict[str, str]) -> None:
 
 
 def read(job: str) -> JobRecord | None:
-    """The record of a job; None if it is not in the list.
+    """Return the record of a job; None if it is not in the list.
 
     Raises:
         NotPrivateError: another user could have written it.
-        LaunchError: it is of another version.
+        LaunchError: the record is of another version.
     """
     try:
         with PrivateFolder.open(os.path.join(jobs_folder(), job)) as folder:
@@ -144,13 +146,13 @@ def read(job: str) -> JobRecord | None:
 
 
 def env_of(job: str) -> dict[str, str]:
-    """The environment variables of a job."""
+    """Return the environment variables of a job."""
     with PrivateFolder.open(os.path.join(jobs_folder(), job)) as folder:
         return msgspec.json.decode(folder.read(_ENV), type=dict[str, str])
 
 
 def records() -> list[JobRecord]:
-    """All jobs in the list, oldest first. A folder that is no job's is left out."""
+    """Return all jobs in the list, oldest first. Folders that do not belong to a job are left out."""
     found: list[JobRecord] = []
     try:
         names = os.listdir(jobs_folder())
@@ -167,7 +169,7 @@ def records() -> list[JobRecord]:
 
 
 def started(job: str) -> set[int]:
-    """The hosts whose workers a program of this user, and no provider, has started."""
+    """Return the hosts whose workers a program of this user, and not a provider, has started."""
     try:
         with PrivateFolder.open(os.path.join(jobs_folder(), job)) as folder:
             return {int(line) for line in folder.read(_STARTED).split()}
@@ -176,14 +178,14 @@ def started(job: str) -> set[int]:
 
 
 class Starting:
-    """Keeps other processes from starting workers of a job until ``close``, or the end of this process."""
+    """Prevents other processes from starting workers of a job until ``close``, or the end of this process."""
 
     def __init__(self, job: str) -> None:
         with PrivateFolder.open(os.path.join(jobs_folder(), job)) as folder:
             self._file = folder.open_file(_STARTED, os.O_RDWR | os.O_CREAT | os.O_APPEND)
 
     def take(self) -> bool:
-        """Whether this process may start workers now; False: another one does."""
+        """Return whether this process may start workers now; False: another process is doing so."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -191,21 +193,20 @@ class Starting:
         return True
 
     def done(self, hosts: Iterable[int]) -> None:
-        """Note that the workers of these hosts were started, and need not be again."""
+        """Record that the workers of these hosts were started, so that they are not started again."""
         os.write(self._file, b"".join(b"%d\n" % host for host in hosts))
 
     def close(self) -> None:
-        """Let others start workers."""
+        """Allow other processes to start workers."""
         os.close(self._file)
 
 
 @contextmanager
 def changing(job: str) -> Generator[JobRecord]:
-    """Change a record: no other process changes it meanwhile, and it is written at the end of the block, also if that
-    raises.
+    """Change a record exclusively. It is written at the end of the block, also after an exception.
 
     Raises:
-        LaunchError: the job is not in the list, or another process keeps its record for too long.
+        LaunchError: the job is not in the list, or another process locks its record for too long.
     """
     with _locked(job) as folder:
         record = _decoded(folder.read(_RECORD), folder.path)
@@ -216,7 +217,7 @@ def changing(job: str) -> Generator[JobRecord]:
 
 
 def remove(job: str) -> None:
-    """Take a job, which has ended, out of the list. Does nothing if it is not in it."""
+    """Remove an ended job from the list. Does nothing if it is not in the list."""
     try:
         with _locked(job) as folder:
             folder.remove([_RECORD, _KEY, _ENV, _STARTED])

@@ -1,4 +1,4 @@
-"""Commands that run a module of Python on other machines: by ssh, or inside an allocation of Slurm."""
+"""Build commands that run a Python module on other machines: by ssh, or inside an allocation of Slurm."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from monarch_kernel.launchers.ssh.launcher import hostfile
 def relay_commands(
     module: str, hosts: str, hosts_file: str, slurm: str, python: str = "", ssh: Sequence[str] = ("ssh",)
 ) -> dict[str, list[str]]:
-    """The command for each machine that the options of a command line name.
+    """Return the command for each machine that the options of a command line name.
 
     Args:
-        module: what Python runs there.
-        hosts: separated by commas; reached by ssh.
-        hosts_file: a file with further ones; "": none.
-        slurm: a job on whose nodes it runs, too; "": none.
+        module: the Python module to run there.
+        hosts: hosts separated by commas, reached by ssh.
+        hosts_file: a file with further hosts; "": none.
+        slurm: a Slurm job on whose nodes the module also runs; "": none.
         python, ssh: see ``by_ssh``.
 
     Raises:
-        LaunchError: Slurm knows no such job that runs.
+        LaunchError: Slurm knows no such running job.
         ValueError: the file cannot be read, or a word is not a host.
     """
     named = [each for each in hosts.split(",") if each]
@@ -36,13 +36,13 @@ def relay_commands(
 
 
 def by_ssh(module: str, hosts: Sequence[str], python: str = "", ssh: Sequence[str] = ("ssh",)) -> dict[str, list[str]]:
-    """The command for each host, with the system's ssh: the user's configuration, keys, agents and jump hosts.
+    """Return the command for each host, with the system's ssh: the user's configuration, keys, agents and jump hosts.
 
     Args:
-        module: what Python runs there.
-        hosts: as ssh takes them.
-        ssh: the command, and further options of it.
-        python: the interpreter there; by default the path of this process's own.
+        module: the Python module to run there.
+        hosts: hosts in the form for ssh.
+        ssh: the command, with further options.
+        python: the interpreter there; by default the path of this process's interpreter.
 
     Raises:
         ValueError: a word is not a host.
@@ -52,15 +52,15 @@ def by_ssh(module: str, hosts: Sequence[str], python: str = "", ssh: Sequence[st
 
 
 def by_srun(module: str, job: str, python: str = "") -> dict[str, list[str]]:
-    """The command for each node of a job of Slurm: a step beside those that run there.
+    """Return the command for each node of a Slurm job: a step beside the running ones.
 
     Args:
-        module: what Python runs there.
-        job: its number, or that of one of its steps.
-        python: the interpreter there; by default the path of this process's own.
+        module: the Python module to run there.
+        job: the number of the job, or of one of its steps.
+        python: the interpreter there; by default the path of this process's interpreter.
 
     Raises:
-        LaunchError: Slurm knows no such job that runs; the message has its words.
+        LaunchError: Slurm knows no such running job; the message quotes Slurm.
     """
     job = job.partition(".")[0]
     try:

@@ -1,8 +1,8 @@
-"""A command on the hosts of a job, with live output.
+"""Run a command on the hosts of a job, with live output.
 
-Output is the result of endpoints, so it takes the way of all messages. A few calls to each place are under way at any
-time, so that a command which writes faster than is read here waits, as it does at a pipe. A command ends with the
-process in which it runs, and so with this one, whatever becomes of it.
+Output is the result of endpoints, so it takes the same route as all messages. A few calls to each process are in flight
+at any time. A command that writes faster than this process reads therefore waits, as it would at a pipe. A command ends
+with the process in which it runs, and so with this process, however that ends.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any
 from monarch_kernel import programs
 from monarch_kernel.actor import Actor, ActorMesh, HostMesh, concurrent_endpoint, current_rank, endpoint
 
-#: What a shell says of a command that it cannot find or run.
+#: The exit codes of a shell for a command that it cannot find or run.
 _NOT_FOUND, _NOT_RUN = 127, 126
-#: So many bytes in one message, and so many messages of each place under way.
+#: The maximum number of bytes in one message, and of messages in flight per process.
 _PIECE, _WINDOW = 64 * 2**10, 2
-#: How long commands may take to end after an interrupt (seconds).
+#: The time limit for commands to end after an interrupt (seconds).
 _GRACE = 2.0
 
 
@@ -53,7 +53,7 @@ async def writable(fd: int) -> None:
 
 
 async def ended(pid: int) -> None:
-    """Wait until a process, a child of this one that was not waited for, has ended."""
+    """Wait until a child of this process that has not been reaped has ended."""
     fd = os.pidfd_open(pid)
     try:
         await readable(fd)
@@ -62,7 +62,7 @@ async def ended(pid: int) -> None:
 
 
 async def first(*waits: Coroutine[Any, Any, Any]) -> None:
-    """Wait for the first of these; the others end."""
+    """Wait for the first of these coroutines, and cancel the others."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -79,12 +79,12 @@ def _settle(ready: asyncio.Future[None]) -> None:
 
 @dataclass(frozen=True)
 class CommandCoordinates:
-    """Where a command runs.
+    """The coordinates of a command.
 
     Attributes:
-        rank: the number of its process in the mesh; with one on each host, that of the host.
-        point: where that is, by dimension.
-        name: the host's own name.
+        rank: the number of its process in the mesh; with one process per host, that of the host.
+        point: its coordinates, by dimension.
+        name: the hostname.
     """
 
     rank: int
@@ -92,20 +92,20 @@ class CommandCoordinates:
     name: str
 
     def plain(self) -> dict[str, Any]:
-        """The same as plain data."""
+        """Return the same as plain data."""
         return {"host": self.point["hosts"], **asdict(self)}
 
 
 @dataclass(frozen=True)
 class HostCommand:
-    """What to run.
+    """A command to run.
 
     Attributes:
-        words: the program and its arguments; no shell reads them.
+        words: the program and its arguments; no shell interprets them.
         env: further environment variables.
-        workdir: the folder there; None: that of this process, if the host has it.
-        script: bash runs this, and the words are its arguments; None: the words are the command.
-        module: whether Python there runs a module, whose name the first word is.
+        workdir: the working folder there; None: that of this process, if the host has it.
+        script: a script for bash, with the words as its arguments; None: the words are the command.
+        module: whether the first word is the name of a Python module to run.
     """
 
     words: Sequence[str]
@@ -116,7 +116,7 @@ class HostCommand:
 
 
 class _Runner(Actor):
-    """Runs the command in the place of one process, whose process group it belongs to."""
+    """Runs the command in place of one process, in its process group."""
 
     def __init__(self, host: int, hosts: int) -> None:
         here = current_rank()
@@ -125,15 +125,15 @@ class _Runner(Actor):
         )
         self._sizes = {**{name: here.size(name) for name in here}, "hosts": hosts}
         self._output = -1
-        self._said = b""  # of this actor's own, in place of the command's
+        self._said = b""  # output of this actor itself, instead of the command's
         self._code = 0
         self._over = asyncio.Event()
         self._waiting: asyncio.Task[None] | None = None
-        self._reading = asyncio.Lock()  # in the order of the calls
+        self._reading = asyncio.Lock()  # acquired in the order of the calls
 
     @endpoint
     async def start(self, command: HostCommand) -> CommandCoordinates:
-        """Start the command. Returns where it runs; ``read`` tells if it could not be started."""
+        """Start the command. Return its coordinates; ``read`` reports whether it could not be started."""
         words = [sys.executable, "-m", *command.words] if command.module else list(command.words)
         env = {**os.environ, **command.env}
         for name, at in self._place.point.items():
@@ -161,18 +161,20 @@ class _Runner(Actor):
 
     @concurrent_endpoint
     async def read(self) -> bytes | int:
-        """What the command has written next, to standard output and standard error; after all of it, its exit code (128
-        and the signal, if one ended it)."""
+        """Return the next output of the command, from standard output and standard error.
+
+        After all output, returns its exit code (128 plus the signal, if one ended it).
+        """
         async with self._reading:
             if self._said:
                 said, self._said = self._said, b""
                 return said
             while True:
-                over = self._over.is_set()  # asked before the read: what the command wrote is there then
+                over = self._over.is_set()  # checked before the read, which then gets everything that the command wrote
                 with contextlib.suppress(BlockingIOError):
                     if data := os.read(self._output, _PIECE):
                         return data
-                    await self._over.wait()  # no process has the pipe open
+                    await self._over.wait()  # until no process has the pipe open
                     over = True
                 if over:
                     return self._code
@@ -180,7 +182,7 @@ class _Runner(Actor):
 
     @concurrent_endpoint
     async def interrupt(self) -> None:
-        """Interrupt the command and what it has started, as Ctrl-C does at a terminal."""
+        """Interrupt the command and its descendants, as Ctrl-C does at a terminal."""
         group = os.getpgid(0)
         for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
             with contextlib.suppress(OSError):
@@ -188,7 +190,7 @@ class _Runner(Actor):
                     os.kill(pid, signal.SIGINT)
 
     async def __cleanup__(self, _error: BaseException | None) -> None:
-        # What still runs of the command ends with this process, whose group it is in.
+        # Remaining processes of the command are in the group of this process, and end with it.
         if self._waiting is not None:
             self._waiting.cancel()
         if self._output >= 0:
@@ -223,26 +225,26 @@ def run_command(
     at: Mapping[str, int],
     wrote: Callable[[CommandCoordinates, bytes], None],
 ) -> list[tuple[CommandCoordinates, int]]:
-    """Run a command on some hosts of a mesh at once, and wait for all of them.
+    """Run a command on several hosts of a mesh in parallel, and wait for all of them.
 
-    Each gets its place in ``MONARCH_RANK_<dimension>`` and ``MONARCH_SIZE_<dimension>``. An interrupt of this process
-    interrupts it everywhere; what runs on after that is killed, and at once by a second interrupt. It is killed as well
-    if this process ends in another way.
+    Each process gets its coordinates in ``MONARCH_RANK_<dimension>`` and ``MONARCH_SIZE_<dimension>``. An interrupt of
+    this process interrupts the command everywhere. Processes that continue after that are killed; a second interrupt
+    kills them at once. They are also killed if this process ends in another way.
 
     Args:
         hosts: a mesh with the dimension ``hosts``.
-        numbers: those on which it runs.
-        command: what to run.
-        per_host: the dimensions and sizes of the processes on each host that run it; {}: one.
-        at: run it only in those of them that have these coordinates.
-        wrote: called with each piece of output, in the order in which its place wrote it.
+        numbers: the numbers of the hosts on which it runs.
+        command: the command to run.
+        per_host: the dimensions and sizes of the processes per host that run it; {}: one.
+        at: run it only in processes with these coordinates.
+        wrote: called with each piece of output of a process, in order.
 
     Returns:
-        The places, and the exit codes there: 128 and the signal, if one ended it.
+        The coordinates and exit codes of the processes: 128 plus the signal, if one ended it.
 
     Raises:
         KeyboardInterrupt: this process was interrupted.
-        SupervisionError: a host, or the process at it, was lost. The command has ended on the others, too.
+        SupervisionError: a host, or the process on it, was lost. The command has also ended on the others.
     """
     chosen = sorted(set(numbers))
     where = {name: slice(position, position + 1) for name, position in at.items()}
@@ -261,14 +263,14 @@ def run_command(
 
 
 def _at(runners: ActorMesh[_Runner], place: CommandCoordinates) -> ActorMesh[_Runner]:
-    """The one of a host's that is at this place."""
+    """Return the runner of a host with these coordinates."""
     return runners.slice(**{name: slice(at, at + 1) for name, at in place.point.items() if name != "hosts"})
 
 
 async def _followed(
     runners: Sequence[tuple[ActorMesh[_Runner], CommandCoordinates]], wrote: Callable[[CommandCoordinates, bytes], None]
 ) -> list[tuple[CommandCoordinates, int]]:
-    """Pass on all output until the command has ended everywhere."""
+    """Forward all output until the command has ended everywhere."""
     interrupted = asyncio.Event()
 
     def interrupt() -> None:

@@ -1,8 +1,8 @@
-"""A shell at a pseudo-terminal of a host, in this terminal.
+"""Run a shell at a pseudo-terminal of a host, in this terminal.
 
-Bytes of the terminal are arguments and results of endpoints, so they take the way of all messages: a connection that
-knows both sides. A few calls are under way at any time, so that neither side can flood the other. The shell ends with
-its actor, and so with this process, whatever becomes of it.
+Bytes of the terminal are arguments and results of endpoints, so they use the same authenticated connection as all
+messages. A few calls are in flight at any time, so that neither side can flood the other. The shell ends with its
+actor, and so with this process, however that ends.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from monarch_kernel.actor import Actor, ActorMesh, Future, HostMesh, concurrent_
 from monarch_kernel.launchers.base import LaunchError
 from monarch_kernel.launchers.remote_command import ended, first, readable, writable
 
-#: So many bytes in one message, and so many messages of each direction under way.
+#: The maximum number of bytes in one message, and of messages in flight per direction.
 _PIECE, _WINDOW = 64 * 2**10, 4
-#: How long processes of a terminal may take to end after it was hung up (seconds).
+#: The time limit for processes of a terminal to end after a hangup (seconds).
 _GRACE = 1.0
 _POLL = 0.02
-#: A process gets a controlling terminal only by asking for it after ``setsid``, which subprocess has done.
+#: A process gets a controlling terminal only by requesting it after ``setsid``, which subprocess has called.
 _TAKE_TERMINAL = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 )
@@ -48,12 +48,12 @@ class _Terminal(Actor):
         self._master = -1
         self._over = asyncio.Event()
         self._waiting: asyncio.Task[None] | None = None
-        self._reading = asyncio.Lock()  # in the order of the calls
+        self._reading = asyncio.Lock()  # acquired in the order of the calls
         self._writing = asyncio.Lock()
 
     @endpoint
     async def start(self, env: Mapping[str, str], workdir: str | None, size: tuple[int, int]) -> str:
-        """Start the shell. Returns why it could not be started, or ""."""
+        """Start the shell. Return why it could not be started, or ""."""
         env = {**os.environ, **env}
         shell = _shell_of(env)
         self._master, slave = os.openpty()
@@ -75,11 +75,11 @@ class _Terminal(Actor):
 
     @concurrent_endpoint
     async def read(self) -> bytes | int:
-        """What the terminal shows next; after all of it, the exit code of the shell (128 and the signal)."""
+        """Return the next output of the terminal; after all of it, the exit code of the shell (128 plus the signal)."""
         async with self._reading:
             assert self._shell is not None
             while True:
-                over = self._over.is_set()  # asked before the read: what the shell wrote is there then
+                over = self._over.is_set()  # checked before the read, which then gets everything that the shell wrote
                 try:
                     if data := os.read(self._master, _PIECE):
                         return data
@@ -88,7 +88,7 @@ class _Terminal(Actor):
                 except OSError as e:
                     if e.errno != errno.EIO:
                         raise
-                    await self._over.wait()  # no process has the terminal open
+                    await self._over.wait()  # until no process has the terminal open
                     over = True
                 if over:
                     code = self._shell.returncode
@@ -97,7 +97,7 @@ class _Terminal(Actor):
 
     @concurrent_endpoint
     async def write(self, data: bytes) -> None:
-        """Type into the terminal; waits while programs there do not read."""
+        """Type into the terminal. Waits while programs there do not read."""
         async with self._writing:
             while data and not self._over.is_set():
                 try:
@@ -107,7 +107,7 @@ class _Terminal(Actor):
 
     @endpoint
     async def resize(self, size: tuple[int, int]) -> None:
-        """Set the size of the terminal (rows, columns); its programs are told by SIGWINCH."""
+        """Set the size of the terminal (rows, columns). Its programs are notified by SIGWINCH."""
         _resize(self._master, size)
 
     async def __cleanup__(self, _error: BaseException | None) -> None:
@@ -132,21 +132,21 @@ class _Terminal(Actor):
 def run_shell(hosts: HostMesh, number: int, env: Mapping[str, str], workdir: str | None) -> int:
     """Run the user's shell (SHELL, or the one of their account there) on a host, at the terminal of this process.
 
-    The terminal is raw meanwhile, so that keys go to the programs there, Ctrl-C too, and is as before afterwards. All
+    The terminal is raw meanwhile, so keys, including Ctrl-C, go to the programs there. Afterwards it is restored. All
     processes of the session end with the shell, or with this process.
 
     Args:
         hosts: a mesh with the dimension ``hosts``.
-        number: the one of it.
+        number: the number of the host.
         env: further environment variables.
-        workdir: the folder there; None: that of this process, if the host has it.
+        workdir: the working folder there; None: that of this process, if the host has it.
 
     Returns:
-        The exit code of the shell; 128 and the signal, if one ended it or this process.
+        The exit code of the shell; 128 plus the signal, if one ended the shell or this process.
 
     Raises:
-        LaunchError: standard input or output is no terminal, or the shell cannot be started.
-        SupervisionError: the host, or the process at it, was lost.
+        LaunchError: standard input or output is not a terminal, or the shell cannot be started.
+        SupervisionError: the host, or the process on it, was lost.
     """
     if not (os.isatty(0) and os.isatty(1)):
         raise LaunchError("a shell needs a terminal at its input and output; exec runs commands without one")
@@ -178,7 +178,7 @@ async def _connected(terminal: ActorMesh[_Terminal]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, end, number)
     loop.add_signal_handler(signal.SIGWINCH, resize)
-    # Another file description than the one of those that share this terminal: it may be nonblocking alone.
+    # A separate file description from that of processes that share this terminal, so that only it becomes nonblocking.
     shown = os.open("/proc/self/fd/1", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     tasks = [asyncio.ensure_future(_show(terminal, shown)), asyncio.ensure_future(_type(terminal)), signaled]
     try:
@@ -192,7 +192,7 @@ async def _connected(terminal: ActorMesh[_Terminal]) -> int:
 
 
 async def _show(terminal: ActorMesh[_Terminal], fd: int) -> int:
-    """Show what the terminal there shows; returns the exit code of the shell."""
+    """Show the output of the remote terminal. Return the exit code of the shell."""
     reads = deque(terminal.read.call_one() for _ in range(_WINDOW))
     while not isinstance(data := await reads.popleft(), int):
         reads.append(terminal.read.call_one())
@@ -205,7 +205,7 @@ async def _show(terminal: ActorMesh[_Terminal], fd: int) -> int:
 
 
 async def _type(terminal: ActorMesh[_Terminal]) -> int:
-    """Type there what is typed here. Returns only when this terminal is gone."""
+    """Send local input to the remote terminal. Returns only when this terminal is gone."""
     writes: deque[Future[None]] = deque()
     while True:
         await readable(0)
@@ -223,7 +223,7 @@ async def _type(terminal: ActorMesh[_Terminal]) -> int:
 @contextlib.contextmanager
 def _raw_terminal() -> Generator[None]:
     before = termios.tcgetattr(0)
-    tty.setraw(0, termios.TCSADRAIN)  # what has been typed already goes there, too
+    tty.setraw(0, termios.TCSADRAIN)  # previously typed input goes there, too
     try:
         yield
     finally:
@@ -239,7 +239,7 @@ def _started(shell: str, terminal: int, env: Mapping[str, str], workdir: str | N
 
 
 def _signal_all(shell: subprocess.Popen[bytes], *signals: signal.Signals) -> bool:
-    """Send signals to all processes of the session of a shell; returns whether there were any."""
+    """Send signals to all processes of a shell's session. Return whether there were any."""
     over = shell.poll() is not None
     found = False
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):

@@ -1,4 +1,4 @@
-"""Scripts for sh: the text is a literal of the program, and each value gets into it quoted, by one function."""
+"""Build scripts for sh: the text is a literal of the program, and one function quotes each inserted value."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import shlex
 from collections.abc import Iterable
 from typing import LiteralString
 
-#: What of a script is taken as a whole: escaped characters, quoted text, comments, and places for values.
+#: Units of a script: escaped characters, quoted text, comments, and placeholders for values.
 _PARTS = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*"|(?<!\S)\#[^\n]*|@\{(\w+)\}""", re.DOTALL)
 
 
 class Script(str):
-    """A piece of a script for sh in which every value is quoted; other text may contain it as it is."""
+    """A piece of a script for sh in which every value is quoted. It can be inserted into other scripts unchanged."""
 
     __slots__ = ()
 
 
 def script(text: LiteralString, /, **values: str | int | Iterable[str]) -> Script:
-    """Put values into a script, each quoted as one word, a list as several, and a script as it is.
+    """Insert values into a script, each quoted as one word; a list becomes several words, and a script stays unchanged.
 
     Args:
-        text: has ``@{name}`` where a value belongs, outside of quotes.
-        values: by these names.
+        text: the script, with ``@{name}`` as placeholders, outside of quotes.
+        values: the values by these names.
 
     Raises:
-        ValueError: a place is within quotes, where the value would not be quoted.
+        ValueError: a placeholder is within quotes, where the value would not be quoted.
     """
 
     def filled(part: re.Match[str]) -> str:
@@ -40,7 +40,7 @@ def script(text: LiteralString, /, **values: str | int | Iterable[str]) -> Scrip
 
 
 def one_word(text: Script) -> Script:
-    """A script as an argument, such as that of ``sh -c``."""
+    """Quote a script as an argument, such as that of ``sh -c``."""
     return Script(shlex.quote(text))
 
 

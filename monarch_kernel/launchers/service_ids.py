@@ -15,17 +15,17 @@ SERVICE_PROC_RANK_ENV = "MONARCH_SERVICE_PROC_RANK"
 
 
 def new_service_proc_id() -> ProcId:
-    """A new id of a worker."""
+    """Create a new id of a worker."""
     return ProcId(Uid.instance("service"))
 
 
 def serialize_service_proc_ids(proc_ids: Sequence[ProcId]) -> str:
-    """Ids of workers as JSON, for an environment variable."""
+    """Encode ids of workers as JSON, for an environment variable."""
     return json.dumps([str(proc_id) for proc_id in proc_ids])
 
 
 def deserialize_service_proc_ids(serialized: str) -> list[ProcId]:
-    """The ids that ``serialize_service_proc_ids`` wrote.
+    """Decode the ids that ``serialize_service_proc_ids`` wrote.
 
     Raises:
         ValueError: the text is not such JSON.
@@ -34,29 +34,29 @@ def deserialize_service_proc_ids(serialized: str) -> list[ProcId]:
 
 
 def ranked_service_proc_id_from_env(*, rank_env: str = SERVICE_PROC_RANK_ENV) -> ProcId | None:
-    """This worker's id among those in the environment; None if there are none.
+    """Return this worker's id among those in the environment; None if there are none.
 
     Args:
-        rank_env: the variable that has this worker's position.
+        rank_env: the variable with this worker's position.
 
     Raises:
         IndexError: there are fewer ids.
-        ValueError: a variable cannot be read.
+        ValueError: a variable is invalid.
     """
     ids, rank = os.environ.get(SERVICE_PROC_IDS_ENV), os.environ.get(rank_env)
     return None if ids is None or rank is None else deserialize_service_proc_ids(ids)[int(rank)]
 
 
 def service_proc_addr(address: str, proc_id: ProcId | None) -> str:
-    """The address of a worker with its id in front, as ``attach_to_workers`` takes it."""
+    """Prefix the address of a worker with its id, as ``attach_to_workers`` accepts it."""
     return address if proc_id is None else f"{proc_id}@{address}"
 
 
 def service_proc_addrs(addresses: Sequence[str], proc_ids: Sequence[ProcId] | None) -> list[str]:
-    """The addresses of workers, each with its id in front.
+    """Prefix the addresses of workers with their ids.
 
     Raises:
-        ValueError: there are not as many ids as addresses.
+        ValueError: the numbers of ids and addresses differ.
     """
     if proc_ids is None:
         return list(addresses)

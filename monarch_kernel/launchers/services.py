@@ -1,7 +1,7 @@
-"""Telemetry, admin server and dashboard of a job: declared on it, started by ``state``, and gone after ``kill``.
+"""Telemetry, admin server and dashboard of a job: declared on it, started by ``state``, and stopped by ``kill``.
 
-They are the program's whose job it is, and end with it. Other programs of the user on this machine find them by a file
-beside the job's own, until then.
+They belong to the program of the job, and end with it. Until then, other programs of the user on this machine find them
+through a file beside that of the job.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ _QUERY_TIME = 10.0
 
 @dataclass
 class TelemetryConfig:
-    """What a job records of its actors, for SQL.
+    """The recording of a job's actors for SQL.
 
     Attributes:
-        retention_secs: how old the events are at most that a query sees (seconds); 0: as old as there is room for.
-        include_dashboard: whether there is a page with its meshes.
-        dashboard_port: where that is, if the port is free; otherwise at any.
-        snapshot_interval_secs: as Monarch has it; here the tables of snapshots have the moment of the query.
+        retention_secs: the maximum age of the events that a query sees (seconds); 0: limited only by the available
+            space.
+        include_dashboard: whether to serve a page with its meshes.
+        dashboard_port: the port of the page, if it is free; otherwise any.
+        snapshot_interval_secs: an option of Monarch's; here, snapshot tables show the moment of the query.
     """
 
     retention_secs: int = 3600
@@ -50,19 +51,19 @@ class MeshAdminConfig:
     """The configuration of the admin server of a job.
 
     Attributes:
-        admin_addr: its address, such as ``127.0.0.1:1729``; None: any free port. Its port counts; it listens on
-            loopback alone, for programs of this user.
+        admin_addr: its address, such as ``127.0.0.1:1729``; None: any free port. Only its port is used: the server
+            listens only on loopback, for programs of this user.
     """
 
     admin_addr: str | None = None
 
 
 class QueryEngineClient:
-    """Asks the telemetry of a job, here or in another program of this user on this machine.
+    """Queries the telemetry of a job, in this program or in another one of this user on this machine.
 
     Args:
-        base_url: the server's.
-        timeout: how long an answer may take (seconds).
+        base_url: the URL of the server.
+        timeout: the time limit for an answer (seconds).
     """
 
     def __init__(self, base_url: str, timeout: float = _QUERY_TIME) -> None:
@@ -70,26 +71,26 @@ class QueryEngineClient:
         self._timeout = timeout
 
     def query(self, sql: str, timeout: float | None = None) -> dict[str, list[dict[str, Any]]]:
-        """The rows that answer a query, as ``{"rows": [...]}``; docs/telemetry.md lists Monarch's tables.
+        """Return the rows of a query, as ``{"rows": [...]}``; docs/telemetry.md lists Monarch's tables.
 
         Raises:
-            urllib.error.HTTPError: the query is wrong; the text says how.
-            urllib.error.URLError: the program whose telemetry it is has ended.
+            urllib.error.HTTPError: the query is invalid; the text describes the error.
+            urllib.error.URLError: the program with the telemetry has ended.
             TimeoutError: it took too long.
         """
         return json.loads(self._answer("/v1/query", {"sql": sql}, self._timeout if timeout is None else timeout))
 
     def profile(self, seconds: float) -> bytes:
-        """A trace of all ranks over the next seconds: compressed JSON, for ui.perfetto.dev.
+        """Record a trace of all ranks over the next seconds: compressed JSON, for ui.perfetto.dev.
 
         Raises:
-            urllib.error.HTTPError: another trace is on, or it would take too long.
+            urllib.error.HTTPError: another trace is being recorded, or this one would take too long.
             urllib.error.URLError: the program has ended.
         """
         return self._answer("/v1/profile", {"seconds": seconds}, seconds + 60.0)
 
     def tree(self) -> str:
-        """All that is there, as text.
+        """Return the whole tree of hosts, procs and actors, as text.
 
         Raises:
             urllib.error.URLError: the program has ended.
@@ -97,7 +98,7 @@ class QueryEngineClient:
         return self._answer("/v1/tree", None, self._timeout).decode()
 
     def _answer(self, path: str, asked: dict[str, Any] | None, timeout: float) -> bytes:
-        import urllib.error  # not with the module, which every job loads: it takes 50 ms
+        import urllib.error  # not with the module, which every job loads: this import takes 50 ms
         import urllib.request
 
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback needs no proxy
@@ -122,31 +123,32 @@ class JobServices:
     _file: str = ""
 
     def __reduce__(self) -> tuple[type[JobServices], tuple[TelemetryConfig | None, MeshAdminConfig | None]]:
-        return JobServices, (self.telemetry, self.admin)  # what runs belongs to this process
+        return JobServices, (self.telemetry, self.admin)  # running services belong to this process
 
     @property
     def admin_url(self) -> str | None:
-        """Where the admin server is; None: it was not asked for."""
+        """The address of the admin server; None: it was not requested."""
         return self._servers[0].url if self._servers else None
 
     @property
     def telemetry_url(self) -> str | None:
-        """Where queries are answered; None: there is no telemetry."""
+        """The address for queries; None: there is no telemetry."""
         return self.admin_url if self.telemetry is not None else None
 
     @property
     def dashboard_url(self) -> str | None:
-        """Where the page is; None: it was not asked for."""
+        """The address of the page; None: it was not requested."""
         return self._servers[1].url if len(self._servers) > 1 else None
 
     def start(self, apply_id: str, cached_path: str | os.PathLike[str] | None) -> None:
-        """Start the declared services that do not run.
+        """Start declared services that are not running.
 
         Args:
-            apply_id: of the job, and ``cached_path`` its file, beside which the address is written; None: nowhere.
+            apply_id: the id of the job; ``cached_path`` is its file, beside which the address is written; None:
+                nowhere.
 
         Raises:
-            OSError: the port of the admin server is taken.
+            OSError: the port of the admin server is in use.
             ValueError: its address has no port.
         """
         if self._servers or (self.telemetry is None and self.admin is None):
@@ -192,10 +194,10 @@ class JobServices:
                     os.unlink(file)
 
     def client(self, apply_id: str | None, cached_path: str | os.PathLike[str]) -> QueryEngineClient:
-        """A client of the telemetry that runs here, or of an equal job's in the program that uses it.
+        """Return a client for the telemetry in this process, or for that of an equal job in the program that uses it.
 
         Raises:
-            LaunchError: there is none.
+            LaunchError: there is no such telemetry.
             PermissionError: another user wrote the file with its address, or could have written it.
         """
         if self.telemetry_url is not None:

@@ -1,4 +1,4 @@
-"""Programs written for torchrun on the hosts of a job, which stay: the next run of the program waits in no queue."""
+"""Run programs written for torchrun on the hosts of a job. The hosts stay, so the next run does not queue."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from monarch_kernel.launchers.job import Job, job_loads
 from monarch_kernel.launchers.local import LocalJob
 from monarch_kernel.spmd import SPMDActor
 
-#: The name of a job's hosts, and the dimension of the ranks on each.
+#: The name of a job's hosts, and of the dimension of the ranks on each.
 HOSTS = "hosts"
 PER_HOST = "gpus"
-#: The names of this machine as a scheduler; the second is TorchX's.
+#: The names of this machine as a scheduler. The second is TorchX's.
 _LOCAL = ("local", "local_cwd")
-#: torchrun's options with a value that decide what runs where; others with a value, which mean nothing here.
+#: torchrun's options with a value that decide what runs where, and others with a value, which are ignored here.
 _HOSTS, _PER_HOST = ("--nnodes",), ("--nproc-per-node", "--nproc_per_node")
 _IGNORED = (
     *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--max-restarts", "--monitor-interval"),
@@ -33,12 +33,12 @@ _IGNORED = (
 
 @dataclass(frozen=True)
 class TorchrunCommand:
-    """What a command line of torchrun runs.
+    """A parsed command line of torchrun.
 
     Attributes:
         program: ``["-m", module, ...]`` or ``[path, ...]``, with its arguments.
-        per_host: how many ranks on each host.
-        hosts: how many hosts.
+        per_host: the number of ranks on each host.
+        hosts: the number of hosts.
         env: further environment variables.
     """
 
@@ -49,10 +49,10 @@ class TorchrunCommand:
 
 
 def torchrun_command(words: Sequence[str]) -> TorchrunCommand:
-    """Read a command line: ``["torchrun", "--nproc-per-node", "8", "train.py", "--lr", "0.1"]``.
+    """Parse a command line: ``["torchrun", "--nproc-per-node", "8", "train.py", "--lr", "0.1"]``.
 
     Raises:
-        ValueError: it is none of torchrun's, it names no program, or how many ranks it has is not a number.
+        ValueError: it is not a command line of torchrun, names no program, or its number of ranks is invalid.
     """
     left = [str(word) for word in words]
     if left[1:3] == ["-m", "torch.distributed.run"]:
@@ -66,7 +66,7 @@ def torchrun_command(words: Sequence[str]) -> TorchrunCommand:
         option = option.replace("_", "-") if option.startswith("--") else option
         known = next((names for names in (_HOSTS, _PER_HOST) if option in names), None)
         if known is None and option not in _IGNORED:
-            continue  # one without a value, such as --standalone
+            continue  # an option without a value, such as --standalone
         if not equals:
             if not left:
                 raise ValueError(f"{option} has no value")
@@ -81,10 +81,10 @@ def torchrun_command(words: Sequence[str]) -> TorchrunCommand:
 
 
 def app_command(app: Any) -> TorchrunCommand:
-    """What the first role of an ``AppDef`` of TorchX runs: its entrypoint must be torchrun.
+    """Parse the first role of an ``AppDef`` of TorchX. Its entrypoint must be torchrun.
 
     Raises:
-        ValueError: it has no role, or that runs something else.
+        ValueError: there is no role, or it runs another program.
     """
     roles: list[Any] = list(getattr(app, "roles", None) or [])
     if not roles:
@@ -99,8 +99,8 @@ class SPMDJob(Job):
     """A program written for torchrun, and the job whose hosts it runs on.
 
     Args:
-        job: the hosts, which are asked for by `apply` or the first run, and stay until `kill`.
-        command: what runs there.
+        job: the hosts, which `apply` or the first run requests, and which stay until `kill`.
+        command: the command to run there.
         mesh: the name of the hosts in the job.
     """
 
@@ -137,7 +137,7 @@ class SPMDJob(Job):
     def run_spmd(self) -> None:
         """Run the program to its end, with torchrun's environment variables on each rank.
 
-        Its processes are new ones; the hosts are those of the last run.
+        Each run starts new processes on the hosts of the last run.
 
         Raises:
             ActorError: the program failed on some ranks; the message has their tracebacks.
@@ -154,7 +154,7 @@ class SPMDJob(Job):
         finally:
             try:
                 procs.stop("the program has ended").get()
-            except MeshFailure:  # told already
+            except MeshFailure:  # already reported
                 pass
 
 
@@ -164,17 +164,17 @@ def serve(
     scheduler_cfg: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> SPMDJob:
-    """A job for a program written for torchrun: its hosts are asked for once, and each run uses them again.
+    """Create a job for a program written for torchrun. Its hosts are requested once, and each run uses them again.
 
     Args:
         appdef: ``["torchrun", "--nproc-per-node", "8", "train.py"]``, also with ``--nnodes``, or an ``AppDef`` of
             TorchX whose first role runs torchrun.
         scheduler: ``local`` or ``local_cwd`` (this machine), or a launcher: ``slurm``, ``ssh``, ``kubernetes``, ...
         scheduler_cfg: the same as options, in a dictionary.
-        options: of the launcher, as ``%mesh up --on SCHEDULER --help`` lists them.
+        options: options of the launcher, as ``%mesh up --on SCHEDULER --help`` lists them.
 
     Raises:
-        ValueError: the command line cannot be read, there is no such launcher, or it has no such option.
+        ValueError: the command line is invalid, there is no such launcher, or it has no such option.
     """
     found = torchrun_command(appdef) if isinstance(appdef, list | tuple) else app_command(appdef)
     options = {**(scheduler_cfg or {}), **options}

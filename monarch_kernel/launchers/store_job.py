@@ -1,4 +1,4 @@
-"""``StoreJob``: the hosts of a program that torchrun has started, through the store in which its ranks meet."""
+"""``StoreJob``: the hosts of a program that torchrun has started, found through the store of its ranks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from monarch_kernel.actor import HostMesh, attach_to_workers
 from monarch_kernel.launchers.job import Job, JobState, Path
 from monarch_kernel.workers import make_job_folder, remove_job_folder, start_worker_loop_forever
 
-#: How long a worker may take to listen, and to answer (seconds).
+#: The time limit for a worker to listen, and to answer (seconds).
 _START_TIME = 60.0
 
 
 class StoreLike(Protocol):
-    """The used part of a store, such as ``torch.distributed.TCPStore``: ``get`` waits until the key is set."""
+    """The used methods of a store, such as ``torch.distributed.TCPStore``: ``get`` waits until the key is set."""
 
     def set(self, key: str, value: str, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
@@ -29,7 +29,7 @@ class StoreJob(Job):
 
     Args:
         worker_addrs: the URLs of the workers, in the order of the hosts.
-        name: of the mesh.
+        name: the name of the mesh.
     """
 
     def __init__(self, worker_addrs: list[str], name: str) -> None:
@@ -51,19 +51,20 @@ class StoreJob(Job):
         world_size: int | None = None,
         local_world_size: int | None = None,
     ) -> StoreJob | None:
-        """Make a worker on each host; every rank calls this, and global rank 0 gets the job, the others None.
+        """Create a worker on each host. Every rank calls this; global rank 0 gets the job, and the others get None.
 
         Args:
-            store: where the ranks meet. Only addresses are written there, no keys.
-            monarch_port: where workers listen, with ``tcp``; 0: any free port.
-            name: of the mesh.
+            store: the store that the ranks share. Only addresses are written there, no keys.
+            monarch_port: the port at which workers listen, with ``tcp``; 0: any free port.
+            name: the name of the mesh.
             transport: ``ipc`` (all ranks are on this machine) or ``tcp``, for which every host has the team's key
                 (``MONARCH_KERNEL_KEY_FILE``).
-            rank, local_rank, world_size, local_world_size: by default those of torchrun's environment.
+            rank, local_rank, world_size, local_world_size: by default the values in torchrun's environment.
 
         Raises:
-            RuntimeError: a worker could not start; global rank 0 names each, the others their own.
-            ValueError: the transport is not known, or the rank is neither given nor in the environment.
+            RuntimeError: a worker could not start; the error names each one on global rank 0, and the local one on
+                others.
+            ValueError: the transport is unknown, or the rank is neither given nor in the environment.
         """
         here = _number(rank, "RANK")
         local = _number(local_rank, "LOCAL_RANK")
@@ -76,7 +77,7 @@ class StoreJob(Job):
             told: dict[str, str] = {}
             try:
                 told["url"] = _start_worker(transport, monarch_port)
-            except Exception as e:  # rank 0 waits for it, and says so
+            except Exception as e:  # rank 0 waits for this, and reports it
                 failed, told["error"] = e, f"{socket.gethostname()}: {e}"
             store.set(f"{name}/{here // step}", json.dumps(told))
         if here == 0:
@@ -89,11 +90,11 @@ class StoreJob(Job):
         return None
 
     def state(self, cached_path: Path | None = None) -> JobState:
-        """The hosts, attached; nothing is written down, as they end with their program."""
+        """Return the hosts, attached. Nothing is stored, as they end with their program."""
         return super().state(cached_path)
 
     def can_run(self, spec: Job) -> bool:
-        """Whether this is the job that another one asks for: it is no other program's."""
+        """Return whether this job satisfies another one: always false, as it belongs to no other program."""
         return False
 
     def _start(self) -> None:
@@ -107,7 +108,7 @@ class StoreJob(Job):
     def _end(self) -> None:
         mesh, self._mesh = self._mesh, None
         if mesh is not None:
-            mesh.stop("the job was killed").get()  # the workers are their ranks'
+            mesh.stop("the job was killed").get()  # the workers belong to their ranks
 
     def _is_alive(self) -> bool:
         return True
@@ -131,7 +132,7 @@ def _number(given: int | None, variable: str) -> int:
 
 
 def _start_worker(transport: str, port: int) -> str:
-    """The URL of a worker that ends with this process."""
+    """Start a worker that ends with this process. Return its URL."""
     if transport == "tcp":
         return start_worker_loop_forever(address=f"tcp://{socket.getfqdn()}:{port}").url.get(_START_TIME)
     folder = make_job_folder()

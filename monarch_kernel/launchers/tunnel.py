@@ -13,14 +13,14 @@ from typing import Protocol
 from monarch_kernel import programs
 from monarch_kernel.private_files import is_own
 
-#: How many connections of one tunnel are carried at a time; each may be a process. A worker has a few.
+#: The maximum number of parallel connections of one tunnel. Each may be a process. A worker has a few.
 MOST = 64
-#: How long it waits after a connection could not be accepted, as this process has no descriptor left (seconds).
+#: The pause after a connection could not be accepted because this process has no free descriptor (seconds).
 _PAUSE = 0.2
 
 
 def reaches(url: str, seconds: float) -> bool:
-    """Whether a worker needs no tunnel: something listens at a URL (``tcp://HOST:PORT``), and answers in time."""
+    """Return whether a worker needs no tunnel: a server at a URL (``tcp://HOST:PORT``) accepts connections in time."""
     host, _, port = url.removeprefix("tcp://").rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), seconds).close()
@@ -30,29 +30,29 @@ def reaches(url: str, seconds: float) -> bool:
 
 
 class TunnelWay(Protocol):
-    """Carries one connection."""
+    """Forwards one connection."""
 
     def over(self) -> bool:
         """Whether the connection has ended."""
         ...
 
     def end(self) -> None:
-        """End it."""
+        """End the connection."""
         ...
 
     def wait(self) -> None:
-        """Return when it has ended."""
+        """Wait until it has ended."""
         ...
 
 
 class Tunnel:
-    """Listens on a port of the loopback address, and has each connection of this user carried.
+    """Listens on a port of the loopback address, and forwards each connection of this user.
 
-    What goes through it is encrypted and authenticated at both ends by the connection itself, as on any other way.
+    The connection itself encrypts and authenticates the data at both ends, as on any other route.
 
     Args:
-        carry: begins to carry a connection, without waiting for the other end. It gets a socket that is closed when it
-            returns, so it keeps a duplicate. An ``OSError`` closes the connection, and its dial says so.
+        carry: starts to forward a connection, without waiting for the other end. Its socket is closed when it returns,
+            so it must keep a duplicate. An ``OSError`` closes the connection, and the connecting side sees that.
     """
 
     def __init__(self, carry: Callable[[socket.socket], TunnelWay]) -> None:
@@ -89,7 +89,7 @@ class Tunnel:
         with self._lock:
             self._closed.set()
             ways, self._ways = self._ways, []
-        self._listener.shutdown(socket.SHUT_RDWR)  # ends accept(), which closing does not
+        self._listener.shutdown(socket.SHUT_RDWR)  # ends accept(), which closing would not
         self._listener.close()
         for way in ways:
             way.end()
@@ -127,18 +127,18 @@ class CommandWay:
 
 
 class Tunnels:
-    """The tunnels of a launcher, by the URLs of workers; each is made when it is first needed."""
+    """The tunnels of a launcher, by the URLs of workers. Each is created when it is first needed."""
 
     def __init__(self) -> None:
         self._made: dict[str, Tunnel] = {}
         self._lock = threading.Lock()
 
     def to(self, url: str, command: Sequence[str]) -> str:
-        """The URL at this end of the tunnel to a worker, which is made by this command unless it is there."""
+        """Return the local URL of the tunnel to a worker. The command creates the tunnel if it does not exist."""
         return self.carried(url, functools.partial(CommandWay, list(command)))
 
     def carried(self, url: str, carry: Callable[[socket.socket], TunnelWay]) -> str:
-        """As ``to``, where connections are carried by something else; see ``Tunnel``."""
+        """Return the local URL of a tunnel whose connections ``carry`` forwards; see ``Tunnel``."""
         with self._lock:
             tunnel = self._made.get(url)
             if tunnel is None:
@@ -146,7 +146,7 @@ class Tunnels:
         return f"tcp://127.0.0.1:{tunnel.port}"
 
     def close(self) -> None:
-        """End all of them."""
+        """End all tunnels."""
         with self._lock:
             made, self._made = list(self._made.values()), {}
         for tunnel in made:

@@ -1,4 +1,4 @@
-"""Warns before the walltime of a job's hosts ends, while there is time to save work and to get other hosts."""
+"""Warn before the walltime of a job's hosts ends, while there is time to save work and to get other hosts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from monarch_kernel.subscriptions import Subscribers
 
 log = logging.getLogger(__name__)
 
-#: Hosts that are to be warned of within this time, and this part of the time before, are told of together (seconds).
+#: Warnings that are due within this time, but at most this share of ``before``, are merged (seconds).
 _TOGETHER, _PART = 30.0, 0.1
-#: How long a warning waits for others, as hosts of one job come up one after the other (seconds).
+#: How long a warning waits for others, because hosts of one job come up one after the other (seconds).
 _SETTLE = 1.0
 
 
@@ -27,11 +27,11 @@ class WalltimeNotice:
     Attributes:
         hosts: these hosts.
         ends_at: when the first of them ends (Unix time).
-        renewed: whether hosts in their places wait already.
-        reason: why not, if they were asked for.
+        renewed: whether replacement hosts are already waiting.
+        reason: why not, if they were requested.
         job: the id of their job.
         engine: the name of its launcher.
-        handled: whether the job has an ``on_walltime``, which is called with it.
+        handled: whether the job has an ``on_walltime``, which is called with this notice.
     """
 
     hosts: tuple[HostStatus, ...]
@@ -46,7 +46,7 @@ class WalltimeNotice:
         """The notice in a sentence.
 
         Args:
-            otherwise: what to do if nobody has asked for other hosts.
+            otherwise: the action to take if no other hosts were requested.
         """
         by_number = sorted(self.hosts, key=lambda each: each.host)
         names = few(list(dict.fromkeys(each.name or f"host {each.host}" for each in by_number)))
@@ -55,7 +55,7 @@ class WalltimeNotice:
         return f"the walltime of {names} ends in {left:.0f} s, at {when}: {self.then(otherwise)}"
 
     def then(self, otherwise: str) -> str:
-        """The consequence, or the action to take; ``otherwise`` as for ``text``."""
+        """Return the consequence, or the action to take; ``otherwise`` is as for ``text``."""
         if self.renewed:
             return "other hosts are up, and take over what heals"
         return f"there are no other hosts: {self.reason}" if self.reason else otherwise
@@ -64,18 +64,18 @@ class WalltimeNotice:
         return self.text("save what you need, or ask for other hosts with renew=True")
 
 
-#: Notified of each notice of this process's jobs, on a thread of its own, before the job's own ``on_walltime``.
+#: Notified of each notice of this process's jobs, on a separate thread, before the job's own ``on_walltime``.
 news: Subscribers[[WalltimeNotice]] = Subscribers("a callback on the end of a walltime")
 
 
 class WalltimeMonitor:
     """Calls ``warn`` once for each host, on a separate thread, some time before its walltime ends.
 
-    Hosts that end at about the same time are told of together: those of one allocation, say.
+    Hosts that end at about the same time, such as those of one allocation, are reported together.
 
     Args:
-        before: how long before (seconds).
-        warn: gets the hosts whose time has come.
+        before: the time of the warning before the end (seconds).
+        warn: called with the hosts whose walltime ends soon.
     """
 
     def __init__(self, before: float, warn: Callable[[tuple[HostStatus, ...]], None]) -> None:
@@ -87,7 +87,7 @@ class WalltimeMonitor:
         self._closed = False
 
     def add(self, hosts: Iterable[HostStatus]) -> None:
-        """Watch these hosts, too, except those with unknown walltime."""
+        """Add these hosts, except those with unknown walltime."""
         with self._changed:
             self._hosts.update({host.host: host for host in hosts if host.ends_at})
             if self._hosts and self._thread is None and not self._closed:
@@ -96,13 +96,13 @@ class WalltimeMonitor:
             self._changed.notify()
 
     def drop(self, hosts: Iterable[int]) -> None:
-        """Watch these hosts no more, as they were given back."""
+        """Remove these hosts, because they were released."""
         with self._changed:
             for number in hosts:
                 self._hosts.pop(number, None)
 
     def close(self) -> None:
-        """Warn no more."""
+        """Stop warning."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -122,11 +122,11 @@ class WalltimeMonitor:
                     return
                 last = time.time() + min(_TOGETHER, _PART * self._before)
                 due = tuple(host for host in self._hosts.values() if host.ends_at - self._before <= last)
-                if not due:  # they were given back meanwhile
+                if not due:  # they were released meanwhile
                     continue
                 for host in due:
                     del self._hosts[host.host]
             try:
                 self._warn(due)
-            except Exception:  # a callback of the program's
+            except Exception:  # an error in a callback of the program
                 log.exception("a callback on the end of the walltime failed")

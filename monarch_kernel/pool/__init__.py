@@ -1,6 +1,6 @@
-"""Independent work over the ranks of a mesh: `map`, `submit`, `scatter` and `gather` of a `ProcMesh`.
+"""Distribute independent work over the ranks of a mesh: `map`, `submit`, `scatter` and `gather` of a `ProcMesh`.
 
-The package uses only the public actor API. Two actors on every rank do the work: `PoolExecutor` runs functions,
+The package uses only the public actor API. Two actors on every rank do the work: `PoolExecutor` runs functions, and
 `Control` interrupts them. `Pool` in the caller's process holds the queue: the next task goes to any idle rank.
 """
 

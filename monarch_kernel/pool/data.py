@@ -1,4 +1,4 @@
-"""Sequences and arrays: split into one piece per rank, and joined again."""
+"""Split sequences and arrays into one piece per rank, and join the pieces again."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def gather(procs: ProcMesh, name: str) -> Any:
 
 
 def parts(total: int, count: int) -> list[slice]:
-    """`count` slices of `total` elements, as equal as possible, the longer slices first."""
+    """Return `count` slices of `total` elements, as equal as possible, the longer slices first."""
     size, longer = divmod(total, count)
     ends = [size * k + min(k, longer) for k in range(count + 1)]
     return [slice(*pair) for pair in pairwise(ends)]
 
 
 def concatenated(values: Sequence[Any]) -> Any:
-    """Pieces of one type, joined."""
+    """Join pieces of one type."""
     kinds = {type(value) for value in values}
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     first = values[0]

@@ -1,4 +1,4 @@
-"""`ProcMesh.map`: calls a function on items; returns values in order, as completed, or all at once."""
+"""`ProcMesh.map`: call a function on items, and return values in order, as completed, or all at once."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class _Counts:
 
 
 class Mapping(Iterator[Any]):
-    """The values of a running map. `ProcMesh.map` makes it; one consumer uses it.
+    """The values of a running map. `ProcMesh.map` creates it, and one consumer uses it.
 
-    It reads up to `ahead` items ahead of its consumer, so that values are often ready when they are taken. Ctrl-C while
-    the consumer waits cancels it.
+    It reads at most `ahead` items ahead of its consumer, so that values are often ready when they are requested. Ctrl-C
+    while the consumer waits cancels it.
     """
 
     def __init__(
@@ -88,18 +88,18 @@ class Mapping(Iterator[Any]):
         self._return_errors = return_errors
         self._key = pool.define(function)
         self._sent = 0
-        self._open = 0  # the number of items that were sent, and whose values are not taken yet
+        self._open = 0  # the number of items that were sent and whose values the consumer has not received
         self._exhausted = False
         self._cancelled = False
         self._chunks: deque[_Chunk] = deque()
-        self._values: deque[Any] = deque()  # the rest of the values of the current chunk
+        self._values: deque[Any] = deque()  # the remaining values of the current chunk
         self.ended = False
         with _Guard(self):
             self._fill()
 
     @property
     def done(self) -> int:
-        """The number of items that have a value, taken or not."""
+        """The number of items that have a value, received by the consumer or not."""
         return self._counts.done
 
     @property
@@ -144,7 +144,7 @@ class Mapping(Iterator[Any]):
                 yield from enumerate(values, chunk.first)
 
     def get(self) -> list[Any]:
-        """Wait for all values that are not taken yet; returns them in the order of the items."""
+        """Wait for all values that the consumer has not received. Return them in the order of the items."""
         return list(self)
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
@@ -163,7 +163,7 @@ class Mapping(Iterator[Any]):
             yield value
 
     def cancel(self) -> None:
-        """Send no more items, and interrupt running items. Values that have arrived can still be taken."""
+        """Send no more items, and interrupt running items. Values that have arrived stay available."""
         self._cancelled = self._exhausted = True
         self._pool.interrupt([chunk.future for chunk in list(self._chunks) if not chunk.future.done()])
         self._chunks = deque(chunk for chunk in list(self._chunks) if _has_value(chunk.future))

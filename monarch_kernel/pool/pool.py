@@ -1,7 +1,7 @@
-"""The queue of tasks for the ranks of a mesh, in the process that submits them.
+"""Manage the queue of tasks for the ranks of a mesh, in the process that submits them.
 
-A task waits in the queue until a rank is idle, so that a slow task delays no other task. While tasks are short, the
-pool sends each rank a second task ahead of time, which saves the round trip between two tasks.
+A task waits in the queue until a rank is idle, so a slow task does not delay others. While tasks are short, the pool
+sends each rank a second task ahead of time, which saves the round trip between two tasks.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Pool:
     # -- tasks -----------------------------------------------------------------------------------
 
     def define(self, function: Callable[..., Any]) -> int:
-        """Send a function to all ranks; returns its key for `submit_items`."""
+        """Send a function to all ranks. Return its key for `submit_items`."""
         while self.dropped:
             self.forget(self.dropped.pop())
         key = next(_numbers)
@@ -174,7 +174,7 @@ class Pool:
                     return
                 task = self._queue.popleft()
                 future = task.future
-                # Under the lock, as `interrupt` looks for a task that it cannot cancel among the running ones.
+                # The lock is held because `interrupt` expects a task that it cannot cancel among the running ones.
                 if not task.sent and not future.set_running_or_notify_cancel():
                     continue
                 if rank is not None:
@@ -252,7 +252,7 @@ _pools_lock = threading.Lock()
 
 
 def pool_of(procs: ProcMesh) -> Pool:
-    """The pool of a mesh (or slice), created on first use."""
+    """Return the pool of a mesh (or slice). The first call creates it."""
     with _pools_lock:
         pools: dict[Any, Pool] = procs._shared.setdefault("pools", {})
         key = (tuple(procs.extent.labels), tuple(procs._region.ranks()))

@@ -1,4 +1,4 @@
-"""The pool's part in each rank: one actor that runs functions, and another that interrupts them."""
+"""Run the pool's part in each rank: one actor runs functions, and another interrupts them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TaskInterrupted(Exception):
 
 
 class _Running:
-    """The task that `PoolExecutor` runs in this process, for `Control`."""
+    """The task that `PoolExecutor` is running in this process, for `Control`."""
 
     lock = threading.Lock()
     thread: ClassVar[int] = 0  # the thread that runs user code
@@ -37,7 +37,7 @@ class PoolExecutor(Actor):
     """Runs functions, one at a time."""
 
     __tool__ = True
-    #: The endpoints that give values of the program; the others give data.
+    #: The endpoints that return values of the program. The others return data.
     __values__ = frozenset({"run", "run_items", "take"})
 
     def __init__(self) -> None:
@@ -81,13 +81,13 @@ class PoolExecutor(Actor):
 
     @endpoint
     def put(self, name: str, value: Any) -> int:
-        """Set a variable of this rank's `__main__`; returns the length of the value."""
+        """Set a variable of this rank's `__main__`. Return the length of the value."""
         setattr(sys.modules["__main__"], name, value)
         return len(value)
 
     @endpoint
     def take(self, name: str) -> Any:
-        """The value of a variable of this rank's `__main__`."""
+        """Return the value of a variable of this rank's `__main__`."""
         try:
             return getattr(sys.modules["__main__"], name)
         except AttributeError:
@@ -119,7 +119,7 @@ def _run(task: int, function: Callable[..., Any], args: tuple[Any, ...], kwargs:
             return function(*args, **kwargs)
         finally:
             _leave(me)
-    except KeyboardInterrupt as error:  # it would end the actor
+    except KeyboardInterrupt as error:  # this would end the actor
         raise TaskInterrupted("the task was interrupted").with_traceback(error.__traceback__) from None
 
 

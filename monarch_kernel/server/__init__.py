@@ -1,9 +1,10 @@
-"""The extension of the Jupyter server: what outlives a kernel, for pages that have none (docs/panel.md).
+"""The extension of the Jupyter server. It serves meshes that outlive a kernel, to pages without one (docs/panel.md).
 
-Meshes of a living kernel are not its business: pages talk to the kernel itself. It needs neither torch nor a kernel in
-the server's environment, opens no port, and starts no runtime: kept meshes are asked over their own Unix sockets.
+It does not handle meshes of a living kernel: pages send requests to the kernel itself. It needs neither torch nor a
+kernel in the server's environment, opens no port, and starts no runtime. It queries kept meshes over their own Unix
+sockets.
 
-The two functions have the names by which Jupyter servers find an extension.
+Jupyter servers find an extension by the names of the two functions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""REST: the kept meshes of this user, their ranks, their output, and their end.
+"""Serve a REST API for the kept meshes of this user, their ranks, their output, and their end.
 
-Each request is authenticated and authorized by the server (``jupyter_server.auth``); the resource is "monarch_kernel",
-the actions are "read" and "write". Errors are JSON, ``{"message": ...}``: 400 for bad input, 404 where there is no such
-mesh, 409 if another process holds it, 503 if it does not answer.
+The server (``jupyter_server.auth``) authenticates and authorizes each request; the resource is "monarch_kernel", the
+actions are "read" and "write". Errors are JSON, ``{"message": ...}``: 400 for invalid input, 404 if the mesh does not
+exist, 409 if another process holds it, 503 if it does not answer.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from monarch_kernel.meshes import KeptError, KeptInfo, end_kept, kept, kept_logs
 
 T = TypeVar("T")
 
-#: Lines of a log in one answer, if the request names no number, and at most.
+#: The number of log lines in one answer: the default, and the maximum.
 LINES, MOST_LINES = 1_000, 100_000
 
 
 def described(info: KeptInfo) -> dict[str, Any]:
-    """A kept mesh as pages get it, with the line that takes it over in a notebook."""
+    """Describe a kept mesh for pages, with the line that attaches to it in a notebook."""
     about = msgspec.to_builtins(info)
     del about["url"]
     return {**about, "attach": f"%mesh attach {info.name}"}
 
 
 class _KeptBase(APIHandler):
-    """Runs blocking work on a thread, and turns its errors into answers."""
+    """Runs blocking work on a thread, and converts its errors to answers."""
 
     auth_resource = "monarch_kernel"
 
@@ -54,10 +54,10 @@ class _KeptBase(APIHandler):
         self.finish(json.dumps({"message": message}))
 
     def _number(self, name: str, default: int, most: int) -> int:
-        """A query argument between 0 and ``most``.
+        """Parse a query argument between 0 and ``most``.
 
         Raises:
-            ValueError: it is none; the message says so.
+            ValueError: the argument is invalid.
         """
         text = self.get_query_argument(name, str(default))
         if not text.isdecimal() or int(text) > most:
@@ -66,22 +66,22 @@ class _KeptBase(APIHandler):
 
 
 class KeptListHandler(_KeptBase):
-    """``kept``: all of them."""
+    """Handle ``kept``: all kept meshes."""
 
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """``{"meshes": [...]}``, by name."""
+        """Return ``{"meshes": [...]}``, by name."""
         await self._answer(lambda: {"meshes": [described(info) for info in kept()]})
 
 
 class KeptHandler(_KeptBase):
-    """``kept/NAME``: one of them."""
+    """Handle ``kept/NAME``: one kept mesh."""
 
     @web.authenticated
     @authorized
     async def get(self, name: str) -> None:
-        """Its description, with ``ranks`` as they are now."""
+        """Return its description, with the current state of its ``ranks``."""
 
         def look() -> dict[str, Any]:
             ranks = [msgspec.to_builtins(rank) for rank in kept_ranks(name)]
@@ -94,14 +94,15 @@ class KeptHandler(_KeptBase):
 
 
 class KeptLogsHandler(_KeptBase):
-    """``kept/NAME/logs``: output of its ranks."""
+    """Handle ``kept/NAME/logs``: output of its ranks."""
 
     @web.authenticated
     @authorized
     async def get(self, name: str) -> None:
-        """``{"logs": [{"mesh", "rank", "text"}]}``.
+        """Return ``{"logs": [{"mesh", "rank", "text"}]}``.
 
-        The query: ``mesh`` and ``rank`` (any number of them) choose; ``tail`` is how many lines of each, 0 for all.
+        In the query, ``mesh`` and ``rank`` (any number of them) select the logs; ``tail`` is the number of lines of
+        each, 0 for all.
         """
 
         def read() -> dict[str, Any]:
@@ -120,27 +121,27 @@ class _StopBody(msgspec.Struct):
 
 
 class KeptStopHandler(_KeptBase):
-    """``kept/NAME/stop``: the end of one."""
+    """Handle ``kept/NAME/stop``: the end of one kept mesh."""
 
     @web.authenticated
     @authorized
     async def post(self, name: str) -> None:
-        """End it; the body may be ``{"force": true}``: also if another process holds it. Answers when it is gone."""
+        """End the mesh; with ``{"force": true}`` as body, also if another process holds it. Answer when it is gone."""
         try:
             body = msgspec.json.decode(self.request.body.strip() or b"{}", type=_StopBody)
-        except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: it is no UTF-8
+        except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: the body is not UTF-8
             self._fail(400, 'the body must be {"force": true or false}, or nothing')
             return
         await self._answer(lambda: described(end_kept(name, body.force)))
 
 
 class DescriptionHandler(_KeptBase):
-    """``openapi.json``: what all of this is, for programs."""
+    """Handle ``openapi.json``: the description of this API, for programs."""
 
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """OpenAPI 3.1, with the address of this server."""
+        """Return the OpenAPI 3.1 description, with the address of this server."""
         about = json.loads((Path(__file__).parent / "openapi.json").read_text())
         about["servers"] = [{"url": f"{self.base_url}monarch-kernel/api"}]
         self.finish(json.dumps(about))

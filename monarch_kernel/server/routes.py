@@ -1,4 +1,4 @@
-"""The addresses of the extension, below ``<base_url>/monarch-kernel/api``, and its WebSocket.
+"""Define the addresses of the extension, below ``<base_url>/monarch-kernel/api``, and its WebSocket.
 
 ``openapi.json`` describes them.
 """
@@ -30,7 +30,7 @@ from monarch_kernel.server.kept_handlers import (
 
 
 class KeptEvents(WebSocketMixin, WebSocketHandler, JupyterHandler):  # pyright: ignore[reportIncompatibleMethodOverride]
-    """WebSocket ``kept/events``: sends the list of kept meshes at once and at each change; ignores what it receives.
+    """WebSocket ``kept/events``: sends the list of kept meshes at once and after each change. Ignores messages.
 
     While any page listens, one thread watches the folder of the kept meshes (inotify).
     """
@@ -44,19 +44,19 @@ class KeptEvents(WebSocketMixin, WebSocketHandler, JupyterHandler):  # pyright: 
         await super().get(*args, **kwargs)
 
     def open(self, *args: Any, **kwargs: Any) -> None:
-        """Send the list, and again at each change."""
+        """Send the list now, and again after each change."""
         super().open(*args, **kwargs)
         _listeners.add(self)
 
     def on_message(self, message: str | bytes) -> None:
-        """Nothing is expected."""
+        """Ignore a message."""
 
     def on_close(self) -> None:
-        """The page has gone."""
+        """Handle that the page is gone."""
         _listeners.discard(self)
 
     def tell(self, text: str) -> None:
-        """Send a text, if the page is still there."""
+        """Send a text, if the page is still connected."""
         try:
             self.write_message(text)
         except WebSocketClosedError:
@@ -64,7 +64,7 @@ class KeptEvents(WebSocketMixin, WebSocketHandler, JupyterHandler):  # pyright: 
 
 
 class _Listeners:
-    """The pages that listen, and the thread that watches the folder while there are any."""
+    """The listening pages, and the thread that watches the folder while there are any."""
 
     def __init__(self) -> None:
         self._pages: set[KeptEvents] = set()
@@ -72,7 +72,7 @@ class _Listeners:
         self._told = ""
 
     def add(self, page: KeptEvents) -> None:
-        """Add a page; called by the server's loop, as all but ``_watch`` is."""
+        """Add a page. Like all methods except ``_watch``, the server's loop calls this."""
         self._pages.add(page)
         if self._stop is None:
             self._stop = threading.Event()
@@ -102,7 +102,7 @@ class _Listeners:
         try:
             place = kept_place()
             tell(_listed())
-            # It looks each second, too, so as not to miss changes before the watch began.
+            # It also checks every second, to detect changes before the watch began.
             for _ in watch(
                 place, stop_event=stop, debounce=200, rust_timeout=1_000, yield_on_timeout=True, raise_interrupt=False
             ):
@@ -129,7 +129,7 @@ _NAME = r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,31})"
 
 
 def handlers(base_url: str) -> list[tuple[str, Any]]:
-    """The pattern of each address, with its handler."""
+    """Return the pattern of each address, with its handler."""
     root = url_path_join(base_url, "monarch-kernel", "api")
     return [
         (url_path_join(root, "openapi.json"), DescriptionHandler),

@@ -1,4 +1,4 @@
-"""The former module of the names in ``monarch_kernel.introspection`` and ``monarch_kernel.private_files``."""
+"""Export names of ``monarch_kernel.introspection`` and ``monarch_kernel.private_files`` under their old module."""
 
 from monarch_kernel.introspection import (
     WAITING,

@@ -1,4 +1,4 @@
-"""Codes of a terminal for colours, by the names of ``monarch.tools.colors``; empty where output is no terminal."""
+"""Terminal codes for colours, with the names of ``monarch.tools.colors``; empty if the output is not a terminal."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The job of a folder by the names of ``monarch.tools.commands``; ``monarch_kernel.launchers`` has the code."""
+"""Manage the job of a folder with the names of ``monarch.tools.commands``; the code is in ``launchers``."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = [
 
 
 def apply_job(module_path: str | None = None) -> None:
-    """Apply a job, and wait for its hosts: the one at ``MODULE.NAME``, or the job of this folder.
+    """Apply the job at ``MODULE.NAME``, or the job of this folder, and wait for its hosts.
 
     Raises:
-        FileNotFoundError, ValueError: there is none.
-        LaunchError: its hosts cannot be had.
+        FileNotFoundError, ValueError: the job does not exist.
+        LaunchError: its hosts are not available.
     """
     apply_current_job(module_path)
 
@@ -58,18 +58,18 @@ def exec_on_job(
     script: str | None = None,
     per_host: Mapping[str, int] | None = None,
 ) -> int:
-    """Run a command on hosts of the job of this folder, as ``monarch exec``; returns the highest exit code.
+    """Run a command on hosts of the job of this folder, like ``monarch exec``. Return the highest exit code.
 
     Args:
-        cmd: its words.
-        run_all: on all hosts of all meshes; by default on the first.
-        mesh_name: on all hosts of this mesh.
-        point_str: at these coordinates of the first mesh: ``hosts=1,gpus=3``.
+        cmd: the words of the command.
+        run_all: run it on all hosts of all meshes; by default on the first host.
+        mesh_name: run it on all hosts of this mesh.
+        point_str: run it at these coordinates of the first mesh: ``hosts=1,gpus=3``.
         env: variables, as ``NAME=VALUE``.
-        workdir: the folder there.
+        workdir: the working folder there.
         kill: end the job afterwards.
-        script: a file with a script of bash, in the place of a command.
-        per_host: run so many on each host, as in ``{"gpus": 4}``.
+        script: a file with a script for bash, instead of a command.
+        per_host: run this many processes on each host, as in ``{"gpus": 4}``.
     """
     line = ["exec", *_options(mesh=mesh_name, point=point_str, workdir=workdir, script=script), *_env(env)]
     line += [f"--per-host={name}={size}" for name, size in (per_host or {}).items()]
@@ -84,7 +84,7 @@ def shell_on_job(
     workdir: str | None = None,
     kill: bool = False,
 ) -> int:
-    """Open a shell on a host of the job of this folder, as ``monarch shell``; returns its exit code."""
+    """Open a shell on a host of the job of this folder, like ``monarch shell``. Return its exit code."""
     line = ["shell", *_options(mesh=mesh_name, point=point_str, workdir=workdir), *_env(env)]
     return main([*line, *(["--kill"] if kill else [])])
 

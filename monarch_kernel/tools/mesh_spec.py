@@ -1,4 +1,4 @@
-"""What a server of TorchX has, by the names of ``monarch.tools.mesh_spec``."""
+"""Describe the meshes of a TorchX server, with the names of ``monarch.tools.mesh_spec``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TAG = "monarch/meshes/{}/{}"
 
 
 class AppState(enum.IntEnum):
-    """The states of TorchX; they equal its own."""
+    """The states of TorchX, with the same values."""
 
     UNSUBMITTED = 0
     SUBMITTED = 1
@@ -33,15 +33,15 @@ class MeshSpec:
     """The hosts of one mesh.
 
     Attributes:
-        name: of the mesh.
-        num_hosts: how many there are.
+        name: the name of the mesh.
+        num_hosts: the number of hosts.
         host_type: a named resource of TorchX.
-        gpus: of each host; -1: not known.
+        gpus: the GPUs of each host; -1: unknown.
         transport: "tcp" or "metatls".
-        port: where workers listen.
-        hostnames: once they are known.
-        state: of the job.
-        image: of its containers.
+        port: the port at which workers listen.
+        hostnames: the names of the hosts, once they are known.
+        state: the state of the job.
+        image: the image of its containers.
     """
 
     name: str
@@ -55,11 +55,11 @@ class MeshSpec:
     image: str = _UNSET
 
     def server_addrs(self, transport: str | None = None, port: int | None = None) -> list[str]:
-        """The addresses of its hosts: ``tcp!10.0.0.1:26600``.
+        """Return the addresses of its hosts: ``tcp!10.0.0.1:26600``.
 
         Raises:
             RuntimeError: a host has no address.
-            ValueError: there is no such transport.
+            ValueError: the transport is unknown.
         """
         transport, port = transport or self.transport, port or self.port
         if transport == "tcp":
@@ -74,13 +74,13 @@ class ServerSpec:
     """A job of TorchX with its meshes.
 
     Attributes:
-        name: of the job.
-        state: of TorchX.
-        meshes: of hosts.
-        scheduler: its name.
-        namespace: of the scheduler.
-        ui_url: of its page.
-        metadata: of the job.
+        name: the name of the job.
+        state: its state in TorchX.
+        meshes: its meshes of hosts.
+        scheduler: the name of its scheduler.
+        namespace: its namespace at the scheduler.
+        ui_url: the URL of its page.
+        metadata: the metadata of the job.
     """
 
     name: str
@@ -93,7 +93,7 @@ class ServerSpec:
 
     @property
     def server_handle(self) -> str:
-        """What identifies it: ``slurm:///123``."""
+        """The identifier of the job: ``slurm:///123``."""
         return f"{self.scheduler}://{self.namespace}/{self.name}"
 
     @property
@@ -102,11 +102,11 @@ class ServerSpec:
         return self.state == AppState.RUNNING
 
     def host0(self, mesh_name: str) -> str:
-        """The first host of a mesh.
+        """Return the first host of a mesh.
 
         Raises:
-            RuntimeError: the job does not run, or has no hosts.
-            ValueError: there is no such mesh.
+            RuntimeError: the job is not running, or has no hosts.
+            ValueError: the mesh does not exist.
         """
         mesh = self.get_mesh_spec(mesh_name)
         if not self.is_running:
@@ -116,10 +116,10 @@ class ServerSpec:
         return mesh.hostnames[0]
 
     def get_mesh_spec(self, mesh_name: str) -> MeshSpec:
-        """A mesh by its name.
+        """Return a mesh by its name.
 
         Raises:
-            ValueError: there is none.
+            ValueError: the mesh does not exist.
         """
         for mesh in self.meshes:
             if mesh.name == mesh_name:
@@ -127,11 +127,11 @@ class ServerSpec:
         raise ValueError(f"Mesh: {mesh_name!r} not found in job: {self.name}. Try one of: {self.get_mesh_names()}")
 
     def get_mesh_names(self) -> list[str]:
-        """The names of its meshes."""
+        """Return the names of its meshes."""
         return [mesh.name for mesh in self.meshes]
 
     def to_json(self) -> dict[str, Any]:
-        """The server as plain data."""
+        """Return the server as plain data."""
         meshes = {
             mesh.name: {
                 "host_type": mesh.host_type,
@@ -146,10 +146,10 @@ class ServerSpec:
 
 
 def mesh_spec_from_str(mesh_spec_str: str) -> MeshSpec:
-    """A mesh as ``NAME:NUM_HOSTS:HOST_TYPE`` says: ``trainer:8:gpu.medium``. The type is a named resource of TorchX.
+    """Parse a mesh ``NAME:NUM_HOSTS:HOST_TYPE``: ``trainer:8:gpu.medium``. The type is a named resource of TorchX.
 
     Raises:
-        AssertionError: it is not of this form, as Monarch has it.
+        AssertionError: the text does not have this form (Monarch's error).
         ImportError: TorchX is not installed.
         KeyError: TorchX has no such type.
     """
@@ -165,13 +165,13 @@ def mesh_spec_from_str(mesh_spec_str: str) -> MeshSpec:
 
 
 def tag_as_metadata(mesh_spec: MeshSpec, appdef: Any) -> None:
-    """Write a mesh into the metadata of an ``AppDef`` of TorchX."""
+    """Write a mesh to the metadata of an ``AppDef`` of TorchX."""
     for what in ("host_type", "gpus", "transport"):
         appdef.metadata[_TAG.format(mesh_spec.name, what)] = str(getattr(mesh_spec, what))
 
 
 def mesh_spec_from_metadata(appdef: Any, mesh_name: str) -> MeshSpec | None:
-    """The mesh that `tag_as_metadata` wrote, with the replicas of the role of its name; None: there is no such role."""
+    """Return the mesh that `tag_as_metadata` wrote, with the replicas of its role; None without such a role."""
     role = next((role for role in appdef.roles if role.name == mesh_name), None)
     if role is None:
         return None

@@ -1,4 +1,4 @@
-"""Addresses of hosts, by the names of ``monarch.tools.network``."""
+"""Find addresses of hosts, with the names of ``monarch.tools.network``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["AddrType", "get_ipaddr", "get_sockaddr"]
 
 
 class AddrType(enum.Enum):
-    """Which addresses `get_ipaddr` returns; by default IPv6 if there is one, else IPv4."""
+    """The kind of address that `get_ipaddr` returns; by default IPv6 if there is one, else IPv4."""
 
     Default = 1
     IPv4 = 2
@@ -24,7 +24,7 @@ _FAMILIES = {
 
 
 def get_ipaddr(hostname: str, port: int, addr_type: AddrType = AddrType.Default) -> str:
-    """The address of a host at which TCP may connect: ``127.0.0.1``, or ``::1``.
+    """Return the address of a host for TCP connections: ``127.0.0.1``, or ``::1``.
 
     Raises:
         RuntimeError: the name has no such address.
@@ -44,7 +44,7 @@ def get_ipaddr(hostname: str, port: int, addr_type: AddrType = AddrType.Default)
 
 
 def get_sockaddr(hostname: str, port: int) -> str:
-    """The address and port of a host: ``127.0.0.1:80``, or ``[::1]:80``.
+    """Return the address and port of a host: ``127.0.0.1:80``, or ``[::1]:80``.
 
     Raises:
         RuntimeError: the name has no address.

@@ -1,4 +1,4 @@
-"""Places on this machine, by the names of ``monarch.tools.utils``."""
+"""Find folders of this machine, with the names of ``monarch.tools.utils``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["MONARCH_HOME", "conda"]
 
 
 def MONARCH_HOME(*subdir_paths: str) -> pathlib.Path:  # noqa: N802  # Monarch's name
-    """The folder of this user's settings for programs of Monarch: ``~/.monarch``, or what ``MONARCH_HOME`` names."""
+    """Return the folder of this user's settings for programs of Monarch: ``MONARCH_HOME``, else ``~/.monarch``."""
     home = os.environ.get("MONARCH_HOME")
     return (pathlib.Path(home) if home else pathlib.Path.home() / ".monarch").joinpath(*subdir_paths)
 
@@ -19,10 +19,10 @@ class conda:  # noqa: N801  # Monarch's name
 
     @staticmethod
     def active_env_dir() -> str | None:
-        """Its folder; None: none is active."""
+        """Return its folder; None: none is active."""
         return os.environ.get("CONDA_PREFIX")
 
     @staticmethod
     def active_env_name() -> str | None:
-        """Its name; None: none is active."""
+        """Return its name; None: none is active."""
         return os.environ.get("CONDA_DEFAULT_ENV")

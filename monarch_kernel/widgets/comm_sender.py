@@ -1,4 +1,4 @@
-"""Sends messages over a comm from any thread, while a cell runs too."""
+"""Send messages over a comm from any thread, even while a cell runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def comm_sender(comm: Any) -> Callable[[dict[str, Any]], None]:
-    """A function that sends data over a comm. In an ipykernel its messages have no parent: they belong to no cell."""
+    """Return a function that sends data over a comm. In an ipykernel, its messages have no parent cell."""
     kernel = _kernel_of(comm)
     if kernel is None:
         return lambda data: comm.send(data=data)
@@ -20,7 +20,7 @@ def comm_sender(comm: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def _kernel_of(comm: Any) -> Any:
-    """The ipykernel behind a comm; None behind one of another kind."""
+    """Return the ipykernel of a comm; None if it belongs to another kind of kernel."""
     if not type(comm).__module__.startswith("ipykernel."):
         return None
     if comm.kernel is not None:

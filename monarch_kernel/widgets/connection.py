@@ -1,7 +1,7 @@
-"""One front end of this controller: its feed, what it asks and does, and the streams that it follows.
+"""Serve one front end of this controller: its feed, its queries and actions, and the streams that it follows.
 
-It knows no transport: a comm of JupyterLab's panel (`monarch_kernel.kernel.views`) and a widget in a notebook
-(`monarch_kernel.widgets.mesh_widget`) give it messages, and send those that it makes. docs/watching.md lists them.
+It is independent of the transport. A comm of JupyterLab's panel (`monarch_kernel.kernel.views`) and a widget in a
+notebook (`monarch_kernel.widgets.mesh_widget`) pass it messages, and send its messages. docs/watching.md lists them.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from monarch_kernel.widgets.plotting import Sampler
 
 log = logging.getLogger(__name__)
 
-#: How often the lease of a front end is renewed for it that cannot while a cell runs (seconds).
+#: The interval at which the lease of a front end is renewed that cannot do so while a cell runs (seconds).
 RENEW = 3.0
-#: How many requests of one front end may be in progress; a further one is refused.
+#: The maximum number of requests of one front end in progress. Further ones are rejected.
 MOST_REQUESTS = 16
-#: How many logs and expressions one front end may follow at a time; a further one is refused.
+#: The maximum number of logs and expressions that one front end may follow. Further ones are rejected.
 MOST_STREAMS = 32
-#: How long an answer may take (seconds).
+#: The time limit for an answer (seconds).
 ANSWER_DEADLINE = 30.0
-#: ... of what starts processes, or moves files.
+#: The time limit for requests that start processes or move files (seconds).
 LONG_DEADLINE = 600.0
 _LONG = frozenset({"up", "heal", "down", "restart", "sync", "attach", "stop_kept"})
 
 
 class Closable(Protocol):
-    """Something that goes on until it is closed."""
+    """An activity that continues until it is closed."""
 
     def close(self) -> None:
-        """End it. Closing again does nothing."""
+        """End the activity. Closing again does nothing."""
         ...
 
 
 class Services(Protocol):
-    """What a notebook adds to the feed: answers, actions and logs."""
+    """The services that a notebook adds to the feed: answers, actions and logs."""
 
     @property
     def is_busy(self) -> bool:
@@ -49,15 +49,15 @@ class Services(Protocol):
         ...
 
     def ask(self, request: Mapping[str, Any]) -> Any:
-        """The value of the answer to an `ask`."""
+        """Return the value of the answer to an `ask` message."""
         ...
 
     def act(self, request: Mapping[str, Any]) -> str:
-        """Do what a `do` says; returns what was done, in a sentence."""
+        """Execute a `do` message. Return a sentence about the action."""
         ...
 
     def follow(self, request: Mapping[str, Any], push: Callable[[Message], object]) -> Closable:
-        """Push `log` messages (without `kind` and `id`) as ranks write."""
+        """Push `log` messages (without `kind` and `id`) while ranks write."""
         ...
 
 
@@ -78,7 +78,7 @@ _services: Services | None = None
 
 
 def use_services(services: Services | None) -> None:
-    """Answer the requests of all front ends with these services; None: refuse them."""
+    """Answer the requests of all front ends with these services; None: reject them."""
     global _services
     _services = services
 
@@ -86,12 +86,12 @@ def use_services(services: Services | None) -> None:
 class ViewConnection:
     """One front end, from its first message until it closes.
 
-    Its feed, and all that it follows, ends when it no longer renews its lease, and begins again when it does.
+    Its feed and all its streams end when it no longer renews its lease, and begin again when it does.
 
     Args:
-        send: sends a message to the front end. Any thread calls it, one at a time.
-        plots: begins the stream for a `plot` message, whose `points` (without `kind` and `id`) are pushed; None: the
-            front end's own.
+        send: sends a message to the front end. Called on any thread, one at a time.
+        plots: begins the stream for a `plot` message, and pushes `points` (without `kind` and `id`); None: the front
+            end's own sampler.
     """
 
     def __init__(
@@ -107,12 +107,12 @@ class ViewConnection:
         self._news = False
         self._closed = False
         self._thread: threading.Thread | None = None
-        self._behind_cells = False  # its messages come on the thread that runs cells, so none comes during one
+        self._behind_cells = False  # its messages arrive on the thread that runs cells, so none arrives during a cell
         self._requests: set[str] = set()
         self._streams: dict[str, Closable] = {}
 
     def receive(self, message: Mapping[str, Any]) -> None:
-        """Take a message of the front end; returns at once, on any thread. Unknown messages are left alone."""
+        """Handle a message of the front end. Returns at once, on any thread. Unknown messages are ignored."""
         kind = message.get("kind")
         if kind in ("lease", "again"):
             with self._changed:
@@ -132,7 +132,7 @@ class ViewConnection:
             self._beside(self._end_stream, str(message.get("id")))
 
     def close(self) -> None:
-        """End it: the front end is gone. Closing again does nothing."""
+        """End the connection, because the front end is gone. Closing again does nothing."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -140,13 +140,13 @@ class ViewConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether the front end is fed now."""
+        """Whether the front end is currently fed."""
         return self._thread is not None and not self._closed
 
     # -- the feed ---------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Feed the front end until its lease runs out. Runs on a thread of its own."""
+        """Feed the front end until its lease expires. Runs on a separate thread."""
         try:
             with watch() as seen:
                 self._feed(seen)
@@ -157,7 +157,7 @@ class ViewConnection:
             with self._changed:
                 self._thread = None
                 again = bool(self._inbox) and not self._closed
-            if again:  # it came back in the moment in which this ended
+            if again:  # the front end returned at the moment when this ended
                 self.receive(self._inbox.pop())
 
     def _feed(self, seen: Watch) -> None:
@@ -195,7 +195,7 @@ class ViewConnection:
                 return
             try:
                 self._transport(message)
-            except Exception:  # the kernel ends, or its front end has closed the comm
+            except Exception:  # the kernel is ending, or its front end has closed the comm
                 log.debug("a view of meshes was not reached", exc_info=True)
                 threading.Thread(target=self.close, name="monarch-view-end", daemon=True).start()
 
@@ -230,7 +230,7 @@ class ViewConnection:
         self._settle(number, error=ViewRequestError(f"{what}: no answer within {deadline:g} s", "it may still happen"))
 
     def _settle(self, number: str, value: Any = None, error: ViewRequestError | None = None) -> None:
-        """Answer a request, unless it was answered before."""
+        """Answer a request, unless it was already answered."""
         with self._changed:
             if number not in self._requests:
                 return
@@ -276,15 +276,15 @@ class ViewConnection:
             self._end_stream(number)
 
     def _beside(self, function: Callable[..., None], *args: Any) -> None:
-        """Call a function on a thread of its own: the caller may be the loop of a kernel."""
+        """Call a function on a separate thread, because the caller may be the loop of a kernel."""
         threading.Thread(target=function, args=args, name="monarch-view-request", daemon=True).start()
 
 
 def services() -> Services:
-    """What answers requests.
+    """Return the services that answer requests.
 
     Raises:
-        ViewRequestError: nothing does in this process.
+        ViewRequestError: this process has no services.
     """
     if _services is None:
         raise ViewRequestError("here, meshes can only be watched", "run %load_ext monarch_kernel in a cell")
@@ -297,7 +297,8 @@ def _refusal(error: BaseException) -> ViewRequestError:
     if isinstance(error, ActorError | SupervisionError):
         return ViewRequestError(str(error).split("\n", 1)[0])
     said = str(error) or type(error).__name__
-    if type(error).__name__ == "UsageError":  # of IPython, which need not be there: what went wrong; what to do
+    # an error of IPython, which need not be installed: the problem, then "; " and the remedy
+    if type(error).__name__ == "UsageError":
         message, _, hint = said.partition("; ")
         return ViewRequestError(message, hint)
     return ViewRequestError(said if isinstance(error, LookupError | ValueError) else f"{type(error).__name__}: {said}")

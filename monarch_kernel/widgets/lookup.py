@@ -1,4 +1,4 @@
-"""The meshes that front ends name by the keys of their views."""
+"""Find meshes by the keys of their views, which front ends use."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from monarch_kernel.meshes import list_proc_meshes
 
 
 def key_of(mesh: ProcMesh) -> str:
-    """The key of a mesh's `MeshView`; of a slice, that of the mesh as spawned."""
+    """Return the key of a mesh's `MeshView`; for a slice, that of the mesh as spawned."""
     return whole_of(mesh).uid
 
 
 def mesh_of(key: str) -> ProcMesh:
-    """The mesh with that key.
+    """Return the mesh with that key.
 
     Raises:
-        LookupError: it was stopped.
+        LookupError: the mesh was stopped.
     """
     for mesh in list_proc_meshes():
         if key_of(mesh) == key:

@@ -1,4 +1,4 @@
-"""What a cell shows of a mesh: a live view, HTML that tells the state by itself, and text."""
+"""Display a mesh in a cell: a live view, static HTML of its state, and text."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from monarch_kernel.widgets.lookup import key_of
 from monarch_kernel.widgets.mesh_html import meshes_html
 from monarch_kernel.widgets.open_views import live_view, view_bundle
 
-#: How long the state is waited for that hosts report (seconds).
+#: The time to wait for reports of the hosts (seconds).
 REPORT_WAIT = 0.6
 
 
 class MeshDisplay:
-    """A view of one or more meshes; the last expression of a cell shows it.
+    """A view of one or more meshes. It is shown as the last expression of a cell.
 
     Attributes:
-        snapshot: the state when it was made.
-        keys: the meshes that it shows.
-        ranks: of a single mesh, those that are shown; all if there are none.
+        snapshot: the state when the view was created.
+        keys: the keys of the meshes that it shows.
+        ranks: for a single mesh, the ranks that are shown; empty for all.
     """
 
     def __init__(self, snapshot: Snapshot, keys: Sequence[str], ranks: Collection[int] = ()) -> None:
@@ -48,12 +48,12 @@ class MeshDisplay:
         return self.mime_bundle()
 
     def of_ranks(self, ranks: Collection[int]) -> MeshDisplay:
-        """The same view of some ranks."""
+        """Return the same view of some ranks."""
         size = len(self.snapshot.ranks[self.keys[0]])
         return MeshDisplay(self.snapshot, self.keys, ranks if len(ranks) < size else ())
 
     def mime_bundle(self, details: str = "") -> dict[str, Any]:
-        """What a front end shows: the first that it can show of a live view, HTML, and text.
+        """Return the MIME bundle: a live view, HTML and text, of which a front end shows the first that it supports.
 
         Args:
             details: HTML that opens below the view, instead of the table of the ranks.
@@ -61,7 +61,7 @@ class MeshDisplay:
         html = meshes_html(self.snapshot, self._made, self.keys, self.ranks, details) or "<div>No mesh is up.</div>"
         bundle: dict[str, Any] = {"text/plain": repr(self), "text/html": html}
         mesh = self.keys[0] if len(self.keys) == 1 else ""
-        # The view has the text, too: of a mesh that ends before a page shows the view, it is what is left.
+        # The view has the text, too. It remains if the mesh ends before a page shows the view.
         live = live_view(mesh=mesh, ranks=list(self.ranks), record=bundle["text/plain"]) if self.keys else None
         if live is not None:
             bundle |= view_bundle(live)
@@ -69,11 +69,11 @@ class MeshDisplay:
 
 
 def show(mesh: ProcMesh | ActorMesh[Any] | HostMesh) -> MeshDisplay:
-    """A live view of a mesh of procs, the procs of an actor mesh, or all meshes on the hosts of a host mesh.
+    """Create a live view of a mesh of procs, the procs of an actor mesh, or all meshes on the hosts of a host mesh.
 
     Raises:
-        TypeError: it is no mesh.
-        RuntimeError: it was stopped.
+        TypeError: ``mesh`` is not a mesh.
+        RuntimeError: the mesh was stopped.
     """
     if isinstance(mesh, HostMesh):
         keys = keys_on(mesh)
@@ -86,13 +86,13 @@ def show(mesh: ProcMesh | ActorMesh[Any] | HostMesh) -> MeshDisplay:
 
 
 def keys_on(hosts: HostMesh) -> list[str]:
-    """The keys of the meshes that have ranks on these hosts."""
+    """Return the keys of the meshes that have ranks on these hosts."""
     chosen = {hosts._hosts[rank].name for rank in hosts._region.ranks()}
     return [key_of(mesh) for mesh in list_proc_meshes() if chosen & {ref.host for ref in mesh._target().procs}]
 
 
 def current_snapshot(keys: Collection[str]) -> Snapshot:
-    """What hosts and ranks of these meshes report now; of those that do not within a moment, what is known."""
+    """Return the state that hosts and ranks of these meshes report now, or their last known state if they are late."""
     deadline = time.monotonic() + REPORT_WAIT
     with watch(period=0.05) as seen:
         seen.refresh(keys, REPORT_WAIT)
@@ -105,7 +105,7 @@ def current_snapshot(keys: Collection[str]) -> Snapshot:
 
 
 def _reported(snapshot: Snapshot, keys: Collection[str]) -> bool:
-    """Whether the host agents have told of all ranks that live."""
+    """Return whether the host agents have reported all living ranks."""
     gone = (RankState.DEAD, RankState.ENDED, RankState.UNRESPONSIVE)
     return all(view.rss or view.state in gone for key in keys for view in snapshot.ranks.get(key, ())) and all(
         key in snapshot.meshes for key in keys

@@ -1,7 +1,7 @@
-"""The state of a mesh as HTML that needs no kernel and no scripts: what a saved notebook shows. Pure.
+"""Render the state of a mesh as HTML without a kernel or scripts, for saved notebooks. Pure.
 
-Ranks are cells, each with the shape and the colour of its state; beyond 256 ranks, hosts are bars. It has the same
-shapes as the live view (`labextension/src/views/glyphs.ts`).
+Ranks are cells, each with the shape and the colour of its state. With more than 256 ranks, hosts are bars. The shapes
+equal those of the live view (`labextension/src/views/glyphs.ts`).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from monarch_kernel.meshes import format_ranks
 from monarch_kernel.watch.model import STATE_ORDER, HostView, MeshView, RankState, RankView, Snapshot
 from monarch_kernel.watch.status_table import ending_text, status_tables
 
-#: Up to so many ranks have a cell each; of more, each host has a bar.
+#: The maximum number of ranks with separate cells. With more ranks, each host has a bar.
 MOST_CELLS = 256
-#: Up to so many hosts are shown, those with bad news first.
+#: The maximum number of hosts that are shown, those with problems first.
 MOST_HOSTS = 48
-#: Up to so many lines of bad news are shown.
+#: The maximum number of lines about problems.
 MOST_NEWS = 8
-#: Up to so many ranks have their numbers in their cells.
+#: The maximum number of ranks whose numbers are shown in their cells.
 _MOST_NUMBERS = 64
-#: How many cells a line has, and how many ranks a bar where one host has very many.
+#: The number of cells per line, and the number of ranks per bar if a host has very many.
 _PER_LINE, _PER_BAR = 32, 256
 #: The size of a cell, with the gap after it (pixels).
 _CELL, _GAP, _NUMBER = 16, 3, 11
 _BAR = 320
 
 _BAD = (RankState.DEAD, RankState.UNRESPONSIVE, RankState.STOPPED, RankState.HEALING)
-#: Boxes: filled, light with a line, a line, a dotted line, none; and the path over it, in a box of 16 x 16.
+#: Boxes: filled, light with a line, a line, a dotted line, none; and the path drawn over it, in a box of 16 x 16.
 _GLYPHS: dict[RankState, tuple[str, str]] = {
     RankState.DEAD: (
         "solid",
@@ -58,27 +58,27 @@ _BOXES = {
 def meshes_html(
     snapshot: Snapshot, now: float, keys: Sequence[str] = (), ranks: Sequence[int] = (), details: str = ""
 ) -> str:
-    """Several meshes, one below the other.
+    """Render several meshes, one below the other.
 
     Args:
-        snapshot: what is known.
+        snapshot: the known state.
         now: seconds since 1970.
-        keys: of the meshes; all if there are none.
-        ranks: those that are shown; all if there are none.
-        details: HTML that opens below; "": a table of what the ranks of each mesh run.
+        keys: the keys of the meshes; empty for all.
+        ranks: the ranks that are shown; empty for all.
+        details: HTML that can be opened below; "": a table of what the ranks of each mesh run.
     """
     shown = [key for key in keys or snapshot.meshes if key in snapshot.meshes]
     return "".join(mesh_html(snapshot, key, now, ranks, details) for key in shown)
 
 
 def mesh_html(snapshot: Snapshot, key: str, now: float, ranks: Sequence[int] = (), details: str = "") -> str:
-    """One mesh: its name and the counts of its states, bad news with causes, its ranks, and a table that opens.
+    """Render one mesh: name, counts of states, problems with their causes, ranks, and a table that can be opened.
 
     Args:
-        snapshot: what is known; the mesh is in it.
-        key: of the mesh.
+        snapshot: the known state, which includes the mesh.
+        key: the key of the mesh.
         now: seconds since 1970.
-        ranks: those that are shown; all if there are none.
+        ranks: the ranks that are shown; empty for all.
         details: as for `meshes_html`.
     """
     mesh = snapshot.meshes[key]
@@ -116,7 +116,7 @@ def _title(mesh: MeshView, views: Sequence[RankView], when: float) -> str:
 
 
 def _news(mesh: MeshView, views: Sequence[RankView], hosts: Mapping[str, HostView], now: float) -> list[str]:
-    """What is wrong, and why: a line for each cause."""
+    """Describe the problems and their causes, one line per cause."""
     told = [f"{escape(mesh.hang)}"] if mesh.hang else []
     told += [
         f"host {escape(hosts[key].name)} is gone: {escape(hosts[key].gone)}"
@@ -170,7 +170,7 @@ def _host_label(host: HostView | None, key: str) -> str:
 
 
 def _cells(views: Sequence[RankView], numbers: bool, now: float) -> str:
-    """Cells in lines of 32; the line breaks where the page is narrower."""
+    """Render cells in lines of 32. Lines wrap if the page is narrower."""
     inner = "".join(_cell(view, numbers, now) for view in views)
     width = _PER_LINE * (_CELL + (10 if numbers else 0) + _GAP)
     return f'<div style="display:flex;flex-wrap:wrap;gap:{_GAP}px;max-width:{width}px">{inner}</div>'
@@ -225,7 +225,7 @@ def _shape(state: RankState) -> str:
 
 
 def _bars(by_host: Mapping[str, Sequence[RankView]], hosts: Mapping[str, HostView]) -> str:
-    """A bar for each host, or for each 256 ranks of one; its parts are the states, the worst first."""
+    """Render a bar for each host, or for each 256 ranks of one. Its parts are the states, the worst first."""
     bars: list[tuple[str, Sequence[RankView]]] = []
     for key, views in by_host.items():
         host = hosts.get(key)
@@ -250,7 +250,7 @@ def _bar(name: str, views: Sequence[RankView], most: int) -> str:
     at = 0.0
     parts: list[str] = []
     for state in (state for state in RankState if counts[state]):
-        # What is bad is seen though it is one of a thousand.
+        # A problem stays visible even if it concerns one rank in a thousand.
         size = max(6.0 if state in _BAD else 1.0, width * counts[state] / len(views))
         size = min(size, width - at)
         box = _GLYPHS[state][0]

@@ -1,4 +1,4 @@
-"""The live view of a mesh as an anywidget; its module is imported when the first one is shown."""
+"""The live view of a mesh as an anywidget. This module is imported when the first view is shown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MeshWidget(anywidget.AnyWidget):  # type: ignore[misc,unused-ignore]
     """A live view of a mesh, or of a plot over its ranks; docs/watching.md has its traits and messages.
 
     Args:
-        plots: gives the points of the view's plot; by default, each view reads the expression itself.
+        plots: returns the points of the view's plot; by default, each view reads the expression itself.
     """
 
     _esm = Path(__file__).parent / "static" / "mesh.js"  # built from labextension/src/widget
@@ -37,10 +37,10 @@ class MeshWidget(anywidget.AnyWidget):  # type: ignore[misc,unused-ignore]
         comm: Any = self.comm
         send = comm_sender(comm)
         self._connection = ViewConnection(lambda message: send({"method": "custom", "content": message}), plots)
-        # On the instance, so that a click runs none of IPython's hooks in the middle of a cell.
+        # Set on the instance, so that a click runs no hooks of IPython during a cell.
         comm.handle_msg = self._take
-        # ipykernel sends what a page says to the shell that opened the comm, where it would wait for the running cell.
-        # The page's own choice is a subshell.
+        # ipykernel passes messages of a page to the shell that opened the comm, where they would wait for the running
+        # cell. The page prefers a subshell.
         if hasattr(comm, "_reply_subshell_for"):
             comm._reply_subshell_for = lambda _data, chosen: chosen
         comm.on_close(lambda _message: self._connection.close())
@@ -54,11 +54,11 @@ class MeshWidget(anywidget.AnyWidget):  # type: ignore[misc,unused-ignore]
 
     @property
     def is_seen(self) -> bool:
-        """Whether a page shows it now."""
+        """Whether a page currently shows it."""
         return self._connection.is_open
 
     def close(self) -> None:
-        """End the view: it keeps the last state."""
+        """End the view. It keeps showing the last state."""
         connection = getattr(self, "_connection", None)
         if connection is not None:
             connection.close()

@@ -1,4 +1,4 @@
-"""The live views of this kernel: those that are replaced, or that no page has shown for long, end."""
+"""Track the live views of this kernel. Views end that are replaced, or that no page has shown for long."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from monarch_kernel.display import OUTPUT_MIME, VIEW_MIME
 if TYPE_CHECKING:
     from monarch_kernel.widgets.mesh_widget import MeshWidget, Streams
 
-#: So many views are kept that no page shows now: of a page that is reloaded they show the state again.
+#: The maximum number of kept views that no page shows. When their page is reloaded, they show the state again.
 MOST_UNSEEN = 24
 
 _lock = threading.Lock()
@@ -22,14 +22,14 @@ _views: OrderedDict[str, tuple[str, str, MeshWidget]] = OrderedDict()
 
 
 def live_view(plots: Streams | None = None, **traits: Any) -> MeshWidget | None:
-    """A live view for the running cell; an earlier one of the same kind of this cell ends.
+    """Create a live view for the running cell. An earlier one of the same kind in this cell ends.
 
     Args:
         plots: as for `MeshWidget`.
-        traits: of the widget.
+        traits: the traits of the widget.
 
     Returns:
-        None where the front end cannot show one: there is no kernel or no anywidget.
+        The view; None if the front end cannot show one, because there is no kernel or no anywidget.
     """
     kernel = _kernel()
     if kernel is None or importlib.util.find_spec("anywidget") is None:
@@ -52,13 +52,13 @@ def live_view(plots: Streams | None = None, **traits: Any) -> MeshWidget | None:
 
 
 def view_bundle(view: MeshWidget) -> dict[str, Any]:
-    """What the output of a cell has of a live view, beside HTML and text that tell the same."""
+    """Return the entries of a live view in a cell's output, in addition to equivalent HTML and text."""
     model = view.model_id
     return {VIEW_MIME: {"version_major": 2, "version_minor": 0, "model_id": model}, OUTPUT_MIME: {"model_id": model}}
 
 
 def is_view(model: object) -> bool:
-    """Whether a live view has this model, which is its comm, too."""
+    """Return whether a live view has this model, which is also its comm."""
     return model in _views
 
 
@@ -72,12 +72,12 @@ def close_views() -> None:
 
 
 def _kernel() -> Any:
-    """The kernel of the running cell; None in a terminal, or without IPython."""
+    """Return the kernel of the running cell; None in a terminal, or without IPython."""
     kernel = getattr(shell(), "kernel", None)
     return kernel if getattr(kernel, "comm_manager", None) is not None else None
 
 
 def shell() -> Any:
-    """IPython's shell; None in a program."""
+    """Return IPython's shell; None in a program."""
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython is not None else None

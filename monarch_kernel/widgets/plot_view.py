@@ -1,4 +1,4 @@
-"""`mesh.plot("loss")`: an expression of ranks as lines that grow while a cell runs, and stay as a chart."""
+"""`mesh.plot("loss")`: plot an expression of ranks as lines that grow while a cell runs, and stay as a chart."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from monarch_kernel.widgets.lookup import key_of
 from monarch_kernel.widgets.open_views import live_view, shell, view_bundle
 from monarch_kernel.widgets.plotting import PlotHistory, Points, Sampler, chosen
 
-#: How often the chart of a front end without live views is drawn again (seconds).
+#: The interval at which a chart is redrawn in a front end without live views (seconds).
 REDRAWN = 1.0
-#: A view that is opened later gets at most so many of the earlier readings.
+#: The maximum number of earlier readings for a view that is opened later.
 _MOST_EARLIER = 200
 _NAMED = 4
 
 
 class Plot:
-    """An expression of ranks as it changes.
+    """A plot of an expression of ranks over time.
 
-    In a notebook it is shown where it is made, and ends with the first cell in which its numbers have changed: the cell
-    that it is made in, or the next one. In a program it goes on until `stop`.
+    In a notebook, it is shown in the cell that creates it. It ends with the first cell in which its numbers have
+    changed: that cell, or the next one. In a program it continues until `stop`.
 
     Attributes:
         expression: the expression.
@@ -71,11 +71,11 @@ class Plot:
     # -- for programs ------------------------------------------------------------------------------
 
     def data(self) -> dict[int, list[tuple[float, float]]]:
-        """For each rank its times (seconds since 1970) and numbers; of a long run, the older ones are sparse."""
+        """Return times (seconds since 1970) and numbers for each rank; in a long run, older ones are sparse."""
         return self._history.data()
 
     def outliers(self) -> list[int]:
-        """The ranks whose last numbers stand out from those of the others."""
+        """Return the ranks whose last numbers are outliers."""
         return self._history.outliers()
 
     @property
@@ -84,7 +84,7 @@ class Plot:
         return self._ended
 
     def stop(self) -> None:
-        """End it; the chart stays. Stopping again does nothing."""
+        """End the plot. The chart stays. Stopping again does nothing."""
         with self._lock:
             if self._ended:
                 return
@@ -101,7 +101,7 @@ class Plot:
     # -- readings ----------------------------------------------------------------------------------
 
     def _on_points(self, reading: Points) -> None:
-        """Take a reading, on the sampler's thread."""
+        """Handle a reading, on the sampler's thread."""
         self._history.add(reading)
         if len(reading[1]) == len(self.ranks):
             self._error = ""
@@ -119,7 +119,7 @@ class Plot:
         self._running = True
 
     def _after_cell(self, _result: Any) -> None:
-        """A cell has ended: draw what it has changed. The last numbers are those that it has left."""
+        """Handle the end of a cell: draw its changes. The last numbers are the final ones of the cell."""
         if not self._ended:
             with suppress(Exception):  # the mesh was stopped
                 self._sampler.read()
@@ -130,7 +130,7 @@ class Plot:
     # -- views -------------------------------------------------------------------------------------
 
     def show(self) -> None:
-        """Show it in the running cell; in a program, do nothing."""
+        """Show the plot in the running cell. Does nothing in a program."""
         if self._shell is None:
             return
         self._shown_by = self._shell.execution_count
@@ -195,7 +195,7 @@ class Plot:
 
 
 class _PlotStream:
-    """The points of a plot for one view: those that there are, then those that come."""
+    """The points of a plot for one view: the existing ones, then new ones."""
 
     def __init__(self, plot: Plot, push: Callable[[dict[str, Any]], object]) -> None:
         self._plot = plot
@@ -225,12 +225,12 @@ class _PlotStream:
         self._push(message)
 
     def close(self) -> None:
-        """Push no more."""
+        """Stop pushing points."""
         self._subscription.close()
 
 
 def stop_plots() -> int:
-    """Stop all plots; returns how many there were."""
+    """Stop all plots. Return how many there were."""
     found = [each for each in _open if not each.ended]
     for each in found:
         each.stop()

@@ -1,6 +1,6 @@
-"""An expression of ranks as a number that changes: `mesh.plot("loss")`, and the plots that front ends ask for.
+"""Sample an expression of ranks as a number over time, for `mesh.plot("loss")` and plots of front ends.
 
-The ranks' debug agents evaluate it on threads of their own, so it is read while a cell runs.
+The ranks' debug agents evaluate it on separate threads, so it is also read while a cell runs.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from monarch_kernel.widgets.lookup import mesh_of
 
 log = logging.getLogger(__name__)
 
-#: No expression is read more often (seconds).
+#: The minimum time between readings (seconds).
 SHORTEST_PERIOD = 0.2
-#: How long ranks may take to evaluate it (seconds). A rank that takes longer has no number at that time.
+#: The time limit for ranks to evaluate it (seconds). A rank that takes longer has no number at that time.
 TIMEOUT = 2.0
-#: Reading takes at most this share of a core: for many ranks the period grows.
+#: Reading takes at most this share of a core, so the period grows with the number of ranks.
 _SHARE = 0.1
-#: How many numbers of each rank are kept; beyond that, every second one of the older half is dropped.
+#: The maximum number of points of each rank. Beyond that, every second one of the older half is dropped.
 MOST_POINTS = 2_000
 
 Points = tuple[float, dict[int, float]]
@@ -37,19 +37,19 @@ Points = tuple[float, dict[int, float]]
 
 
 class Sampler:
-    """Reads an expression on ranks again and again, on a thread of its own, until it is closed.
+    """Reads an expression on ranks repeatedly, on a separate thread, until it is closed.
 
     Args:
         mesh: the procs.
-        expression: of the ranks' namespace, or of their actors.
-        ranks: as numbered in the mesh as spawned.
-        period: the shortest time between two readings (seconds), at least 0.2.
+        expression: an expression in the ranks' namespace, or in that of their actors.
+        ranks: the ranks, as numbered in the mesh as spawned.
+        period: the minimum time between two readings (seconds), at least 0.2.
         on_points: called with each reading that has numbers.
-        on_error: called once with each different sentence about ranks that have none.
-        is_due: nothing is read while this is false.
+        on_error: called once with each different sentence about ranks without numbers.
+        is_due: returns whether to read; nothing is read while it is false.
 
     Raises:
-        ValueError: it is no expression, or the period is no time.
+        ValueError: it is not an expression, or the period is invalid.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Sampler:
 
     @classmethod
     def of_request(cls, request: Mapping[str, Any], push: Callable[[dict[str, Any]], object]) -> Sampler:
-        """The sampler for a `plot` message of a front end, whose `points` (without `kind` and `id`) are pushed."""
+        """Create the sampler for a `plot` message of a front end. Its `points` (without `kind` and `id`) are pushed."""
         mesh = mesh_of(str(request.get("mesh")))
         ranks = [int(rank) for rank in request.get("ranks") or range(len(mesh))]
 
@@ -106,11 +106,11 @@ class Sampler:
         )
 
     def close(self) -> None:
-        """Read no more. Closing again does nothing."""
+        """Stop reading. Closing again does nothing."""
         self._end.set()
 
     def read(self) -> None:
-        """Read once, now, on the calling thread; a reading in progress comes first."""
+        """Read once, now, on the calling thread, after any reading in progress."""
         with self._reading:
             when = time.time()
             try:
@@ -149,7 +149,7 @@ class Sampler:
 
 
 class PlotHistory:
-    """The numbers of a plot, bounded: of a long run, older ones become sparse. Any thread may use it."""
+    """The numbers of a plot, bounded: in a long run, older ones become sparse. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -165,7 +165,7 @@ class PlotHistory:
                 self._readings = deque([*every[:half:2], *every[half:]])
 
     def data(self) -> dict[int, list[tuple[float, float]]]:
-        """For each rank its times (seconds since 1970) and numbers, in the order of time."""
+        """Return times (seconds since 1970) and numbers for each rank, ordered by time."""
         with self._lock:
             readings = list(self._readings)
         found: dict[int, list[tuple[float, float]]] = {}
@@ -175,20 +175,20 @@ class PlotHistory:
         return dict(sorted(found.items()))
 
     def last(self) -> dict[int, float]:
-        """The last number of each rank."""
+        """Return the last number of each rank."""
         return {rank: points[-1][1] for rank, points in self.data().items()}
 
     def gaps(self) -> list[int]:
-        """The ranks of which a number was not finite."""
+        """Return the ranks that have had a number that was not finite."""
         return [rank for rank, points in self.data().items() if not all(math.isfinite(number) for _, number in points)]
 
     def outliers(self) -> list[int]:
-        """The ranks whose last numbers stand out."""
+        """Return the ranks whose last numbers are outliers."""
         return outliers(self.last())
 
     @property
     def has_changed(self) -> bool:
-        """Whether a rank had two different numbers; NaN is one number here."""
+        """Return whether a rank has had two different numbers. NaN counts as one number."""
         first: dict[int, float] = {}
         with self._lock:
             for _, numbers in self._readings:
@@ -200,14 +200,14 @@ class PlotHistory:
 
 
 def chosen(mesh: ProcMesh | ActorMesh[Any], ranks: Iterable[int] | None) -> tuple[ProcMesh, list[int]]:
-    """The mesh as spawned, and in it the ranks that are plotted.
+    """Return the mesh as spawned, and in it the ranks that are plotted.
 
     Args:
         mesh: a mesh of procs or actors, or a slice of one.
-        ranks: of ``mesh``; None for all.
+        ranks: the ranks of ``mesh``; None for all.
 
     Raises:
-        ValueError: there is no such rank.
+        ValueError: the mesh has no such rank.
     """
     whole = whole_of(mesh)
     if ranks is None:

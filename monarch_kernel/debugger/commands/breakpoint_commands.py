@@ -1,4 +1,4 @@
-"""Sets, lists and clears breakpoints, both for `break` at a prompt and for `%mesh break` in a cell."""
+"""Set, list and clear breakpoints, both for `break` at a prompt and for `%mesh break` in a cell."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _checked(command: str, function: Callable[[], _T]) -> _T:
 
 
 def _target(asked: BreakLine, frontend: Frontend, command: str) -> tuple[str | None, tuple[int, ...] | None]:
-    """The mesh and the ranks that the breakpoint applies to; None for all."""
+    """Return the mesh and the ranks that the breakpoint applies to; None for all."""
     if not asked.ranks:
         return asked.mesh, None
     mesh = asked.mesh or frontend.mesh()
@@ -75,7 +75,7 @@ def _target(asked: BreakLine, frontend: Frontend, command: str) -> tuple[str | N
 
 
 def clear(debugger: MeshDebugger, rest: str, command: str) -> str:
-    """Remove the breakpoints with these numbers, or all of them; returns the message for the user.
+    """Remove the breakpoints with these numbers, or all of them, and return the message for the user.
 
     Raises:
         CommandError: there is no such breakpoint.
@@ -96,7 +96,7 @@ def clear(debugger: MeshDebugger, rest: str, command: str) -> str:
 
 
 def listing(debugger: MeshDebugger, label: Label | None = None) -> str:
-    """All breakpoints, one per line, with their states on ranks."""
+    """List all breakpoints, one per line, with their states on ranks."""
     found = debugger.breakpoints()
     if not found:
         return "There are no breakpoints."
@@ -104,12 +104,12 @@ def listing(debugger: MeshDebugger, label: Label | None = None) -> str:
 
 
 def armed_text(made: MeshBreakpoint, label: Label | None = None) -> str:
-    """The message for the user about a breakpoint that has just been set."""
+    """Return the message for the user about a breakpoint that has just been set."""
     return f"Breakpoint {made.id}: {described(made, label)}"
 
 
 def described(made: MeshBreakpoint, label: Label | None = None) -> str:
-    """A breakpoint in one line: where, on which ranks, under which condition, and whether it is in place."""
+    """Describe a breakpoint in one line: location, ranks, condition, and whether it is armed."""
     spec = made.spec
     if spec.error:
         what = "any exception" if spec.error == "*" else spec.error
@@ -132,7 +132,7 @@ def described(made: MeshBreakpoint, label: Label | None = None) -> str:
 
 
 def _line(made: MeshBreakpoint) -> int:
-    """The line where it stops, which may have moved to the next line with code."""
+    """Return the line where it stops, which may have moved to the next line with code."""
     lines = {bound.line for bound in made.bound.values() if bound.verified}
     return lines.pop() if len(lines) == 1 else made.spec.line
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 #: How long ranks may take to stop, or to continue, on request (seconds).
 PAUSE_TIMEOUT = 2.0
-#: How often the ranks that wait for stopped ranks are asked when their wait times out (seconds).
+#: The interval at which the controller queries ranks for the timeout of their wait for stopped ranks (seconds).
 ASK_AGAIN = 5.0
 
 
@@ -113,7 +113,7 @@ class Console(InspectionCommands):
     # -- lines -----------------------------------------------------------------------------------
 
     def run(self, line: str) -> bool:
-        """Execute one line; True if it leaves the prompt. Errors are written, not raised."""
+        """Execute one line. Return True if it leaves the prompt. Errors are written, not raised."""
         with self._lock:
             command, rest = read_command(line)
             if not line.strip():
@@ -125,7 +125,8 @@ class Console(InspectionCommands):
             self.is_stepping = False
             try:
                 return self._execute(command, rest)
-            except (CommandError, RuntimeError) as error:  # RuntimeError: another viewer has control, or it cannot step
+            # RuntimeError: another viewer has control, or the rank cannot step
+            except (CommandError, RuntimeError) as error:
                 self._say(_sentence(error))
             except KeyError:
                 self._say("That stop is over: the rank has continued or died.")
@@ -149,7 +150,7 @@ class Console(InspectionCommands):
         return True
 
     def complete(self, before: str) -> list[str]:
-        """The words that may complete a line: commands, options, variables of the frame."""
+        """Return the words that may complete a line: commands, options, variables of the frame."""
         word = before.rpartition(" ")[2]
         if " " not in before and complete(before):
             return complete(before)
@@ -157,7 +158,7 @@ class Console(InspectionCommands):
         return complete(before, self._variables(stops[0]) if stops and not word.startswith("-") else ())
 
     def _variables(self, at: Any) -> list[str]:
-        """The names in the current frame; none if the rank does not answer."""
+        """Return the names in the current frame; none if the rank does not answer."""
         try:
             scopes = self.debugger.scopes(at.key, self._set.index(at.stop))
             return [one.name for one in self.debugger.variables(at.key, scopes[0].ref)] if scopes else []
@@ -167,11 +168,11 @@ class Console(InspectionCommands):
     # -- the prompt ------------------------------------------------------------------------------
 
     def prompt(self) -> str:
-        """The prompt: the selected ranks, and the time until a collective that waits for them times out."""
+        """Return the prompt: the selected ranks, and the time until a collective that waits for them times out."""
         return with_clock(*self.prompt_parts())
 
     def prompt_parts(self) -> tuple[str, float | None]:
-        """The prompt without that time, and the time, for callers that keep it up to date; see `with_clock`."""
+        """Return the prompt without that time, and the time, for callers that keep it up to date; see `with_clock`."""
         stops = self._set.chosen()
         if not stops:
             return "(mesh) ", None
@@ -186,7 +187,7 @@ class Console(InspectionCommands):
         return f"({text}) ", None if left is None else left.left
 
     def countdown(self) -> Countdown | None:
-        """The timeout that expires first among the collectives that wait for the selected ranks."""
+        """Find the timeout that expires first among the collectives that wait for the selected ranks."""
         stops = self._set.chosen()
         keys = frozenset(at.key for at in stops)
         now = time.monotonic()
@@ -215,7 +216,7 @@ class Console(InspectionCommands):
         return bool(self._untold())
 
     def news(self) -> str:
-        """The announcement of new stops; "" if there are none."""
+        """Return the announcement of new stops; "" if there are none."""
         new = self._untold()
         return self._stopped(grouped(new)) if new else ""
 
@@ -223,7 +224,7 @@ class Console(InspectionCommands):
         return [at for at in self.debugger.stops() if at.stop.thread and at.key not in self._told]
 
     def _stopped(self, groups: Sequence[Sequence[Any]], *, numbered: bool = False) -> str:
-        """Which ranks are stopped, and where; marks them as announced."""
+        """Describe which ranks are stopped, and where. Mark them as announced."""
         self._told = {at.key for at in self.debugger.stops() if at.key in self._told}
         self._told |= {at.key for group in groups for at in group}
         return stopped_text(groups, self._label, numbered=numbered)
@@ -407,7 +408,7 @@ class Console(InspectionCommands):
             self._say(f"{_among(moved.ended, meshes)} died.")
         if moved.running:
             self._say(f"{_named(_among(moved.running, meshes))} {_continues(moved.running)}.")
-            # A step over a collective does not end while a rank is stopped that has to come to it.
+            # A step over a collective does not end while another rank is stopped that must call the collective, too.
             others = [at for at in self.debugger.stops() if at.mesh in meshes and at.stop.thread]
             self._say_waiting(self.debugger.countdown(others) if others else None)
         if len(groups) > 1 and split:
@@ -443,7 +444,7 @@ class Console(InspectionCommands):
         self.unpause(mesh, self._set.ranks(mesh, rest) if rest else None)
 
     def unpause(self, mesh: str, ranks: Sequence[int] | None) -> None:
-        """Let these ranks of a mesh (None: all) run that `pause` has not stopped yet."""
+        """Let those of these ranks (None: all ranks of the mesh) continue that `pause` has not stopped yet."""
         self.debugger.cancel_pause(mesh, ranks, viewer=self._viewer)
         wanted = set(ranks if ranks is not None else range(self._frontend.extent(mesh).nelements))
         stopped = wanted & {at.rank for at in self.debugger.stops(mesh) if at.stop.thread}
@@ -460,7 +461,7 @@ class Console(InspectionCommands):
             self.post_mortem(mesh, self._set.ranks(mesh, rest) if rest else None)
 
     def _failures(self, mesh: str, ranks: Sequence[int] | None) -> dict[str, list[RankErrorRecord]]:
-        """The failures whose frames ranks keep, by the names of their cells or endpoints, the last one first."""
+        """Return the failures whose frames ranks keep, by the names of their cells or endpoints, the last one first."""
         found: dict[str, list[RankErrorRecord]] = {}
         for each in self.debugger.errors(mesh, ranks):
             error = each.error
@@ -470,13 +471,13 @@ class Console(InspectionCommands):
         return found
 
     def post_mortem(self, mesh: str, ranks: Sequence[int] | None, failure: str = "", command: str = "pm") -> bool:
-        """Open the frames of the last failure, and select them; False if there were none.
+        """Open the frames of the last failure, and select them. Return False if there were none.
 
         Args:
             mesh: the name of the mesh.
             ranks: the ranks; None for all.
             failure: the name of an earlier failure, to open that one.
-            command: what the user types to open one, in the text that offers the others.
+            command: the command that opens a post mortem, for the text that lists the others.
         """
         self.release()
         failures = self._failures(mesh, ranks)
@@ -496,7 +497,7 @@ class Console(InspectionCommands):
             return False
         names = RankNames(stops)
         rows: list[tuple[str, str]] = []
-        # Ranks whose collective failed because others had gone say nothing of the cause, where that is known.
+        # Ranks whose collective failed only because a peer had gone are left out if other ranks show the cause.
         peers = [at for at in stops if at.stop.of_peer]
         stops = [at for at in stops if not at.stop.of_peer] or stops
         self._set.choose({thread_of(at) for at in stops})
@@ -552,7 +553,7 @@ class Console(InspectionCommands):
 
 
 def _among(ranks: Sequence[tuple[str, int]], meshes: Iterable[str]) -> str:
-    """Ranks, with their meshes if there are several."""
+    """List ranks, with their meshes if there are several."""
     several = len(set(meshes)) > 1
     found = dict.fromkeys(mesh for mesh, _ in ranks)
     return "; ".join(
@@ -565,7 +566,7 @@ def _continues(stops: Sequence[Any]) -> str:
 
 
 def _named(ranks: str) -> str:
-    """The beginning of a sentence about ranks that are given as a short text, such as `0-1` or `m 0-1; n 3`."""
+    """Begin a sentence about ranks that are given as a short text, such as `0-1` or `m 0-1; n 3`."""
     return ranks if ranks[:1].isalpha() else f"Rank{'' if ranks.isdigit() else 's'} {ranks}"
 
 

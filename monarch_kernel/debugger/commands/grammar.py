@@ -1,4 +1,4 @@
-"""The grammar of command lines: commands, options that take expressions, places in files and cells. Pure."""
+"""Parse command lines: commands, options that take expressions, and locations in files and cells. Pure."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def help_of(name: str) -> str:
 
 
 def complete(before: str, names: Iterable[str] = ()) -> list[str]:
-    """The words that may complete the line `before`: commands first, then `names`."""
+    """Return the words that may complete the line `before`: commands first, then `names`."""
     words = before.split(" ")
     word = words[-1]
     if len(words) == 1:
@@ -202,7 +202,7 @@ def split_options(line: str, known: Mapping[str, str], command: str) -> tuple[st
 
 
 def _word_starts(line: str) -> list[int]:
-    """The positions at which words begin, outside quotes and brackets."""
+    """Return the positions at which words begin, outside quotes and brackets."""
     starts: list[int] = []
     quote, depth = "", 0
     for at, char in enumerate(line):
@@ -222,7 +222,7 @@ def _word_starts(line: str) -> list[int]:
 
 
 def unquoted(text: str) -> str:
-    """`text` without its enclosing quotes, if it is one string literal."""
+    """Remove the quotes around `text` if it is one string literal."""
     if text[:1] in ("'", '"'):
         try:
             value = ast.literal_eval(text)
@@ -238,7 +238,7 @@ def unquoted(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A place as the user writes it.
+    """A source location as the user writes it.
 
     Attributes:
         file: a path; "" for a cell or for the file that is shown.
@@ -281,7 +281,7 @@ class BreakLine:
     """A breakpoint as the user writes it.
 
     Attributes:
-        spot: the place; None for an error.
+        spot: the location; None for an error.
         error: the name of an exception, or "*" for any, if `spot` is None.
         mesh: the name of the only mesh that it applies to; None if it names none.
         ranks: the only ranks that it applies to, as text; "" if it names none.
@@ -352,7 +352,7 @@ def read_cast(rest: str) -> tuple[str, str, str]:
 
 
 def read_count(rest: str, command: str, default: int = 1) -> int:
-    """A whole number of at least 1, or the default if there is no text.
+    """Parse a whole number of at least 1; return the default if there is no text.
 
     Raises:
         CommandError: it is not such a number.

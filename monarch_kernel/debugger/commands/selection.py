@@ -21,7 +21,7 @@ Thread = tuple[str, int, int | None]
 
 
 def thread_of(at: RankStop) -> Thread:
-    """The thread of a stop; each post mortem counts as a separate thread."""
+    """Return the thread of a stop. Each post mortem counts as a separate thread."""
     return (at.mesh, at.rank, at.stop.thread or -at.stop.id)
 
 
@@ -61,30 +61,30 @@ class StopSelection:
     # -- the selection -------------------------------------------------------------------------------
 
     def all(self) -> list[RankStop]:
-        """All current stops."""
+        """Return all current stops."""
         return self._debugger.stops()
 
     def of(self, threads: set[Thread] | None) -> list[RankStop]:
-        """The stops of these threads."""
+        """Return the stops of these threads."""
         stops = self.all()
         if threads is None:  # post mortems are shown only if no live thread is stopped
             return [at for at in stops if at.stop.thread] or stops
         return [at for at in stops if (at.mesh, at.rank, None) in threads or thread_of(at) in threads]
 
     def scope(self) -> list[RankStop]:
-        """The stops of the scope."""
+        """Return the stops of the scope."""
         return self.of(self._scope)
 
     def chosen(self) -> list[RankStop]:
-        """The stops that commands act on."""
+        """Return the stops that commands act on."""
         stops = self.scope()
         if self._group is None:
             return stops
-        # If none of the group is left, it has continued: fall back to the rest of the scope.
+        # A group of which no rank is left has continued: fall back to the rest of the scope.
         return [at for at in stops if thread_of(at) in self._group] or stops
 
     def need(self) -> list[RankStop]:
-        """The stops that commands act on; at least one.
+        """Return the stops that commands act on; at least one.
 
         Raises:
             CommandError: none of the selected ranks is stopped.
@@ -99,39 +99,39 @@ class StopSelection:
         raise CommandError(f"None of the chosen ranks is stopped; {who} are, and all chooses them.")
 
     def groups(self) -> list[list[RankStop]]:
-        """The scope by place, the largest group first."""
+        """Group the scope by location, the largest group first."""
         return grouped(self.scope())
 
     def named(self, name: str, ranks: Iterable[int] | None = None) -> list[RankStop]:
-        """The stops of a mesh, or of an actor mesh, with this name."""
+        """Return the stops of a mesh, or of an actor mesh, with this name."""
         stops = self.all()
         found = [at for at in stops if at.mesh == name] or [at for at in stops if at.stop.actor == name]
         return [at for at in found if ranks is None or at.rank in ranks]
 
     def frame(self, stop: Stop) -> StopFrame | None:
-        """The frame that is shown for a stop; None if it has none."""
+        """Return the frame that is shown for a stop; None if it has none."""
         return shown_frame(stop.frames, self.level)
 
     def index(self, stop: Stop) -> int:
-        """The index of the frame that is shown for a stop."""
+        """Return the index of the frame that is shown for a stop."""
         frame = self.frame(stop)
         return 0 if frame is None else frame.index
 
     def by_index(self, stops: Sequence[RankStop]) -> dict[int, list[RankStop]]:
-        """These stops, by the index of the frame that is shown."""
+        """Group these stops by the index of the frame that is shown."""
         found: dict[int, list[RankStop]] = {}
         for at in stops:
             found.setdefault(self.index(at.stop), []).append(at)
         return found
 
     def highest(self) -> int:
-        """The level of the outermost frame."""
+        """Return the level of the outermost frame."""
         return max((len(user_frames(at.stop.frames)) for at in self.chosen()), default=1) - 1
 
     # -- names of meshes -----------------------------------------------------------------------------
 
     def mesh(self) -> str:
-        """The mesh that rank numbers without a mesh name refer to.
+        """Return the mesh that rank numbers without a mesh name refer to.
 
         Raises:
             CommandError: there is none, or it is ambiguous.
@@ -147,10 +147,10 @@ class StopSelection:
         raise CommandError("Say which mesh: there are none or several.")
 
     def ranks(self, mesh: str, text: str) -> tuple[int, ...]:
-        """The ranks of a mesh that `text` names.
+        """Parse the ranks of a mesh that `text` names.
 
         Raises:
-            CommandError: it cannot be read, or there are no such ranks.
+            CommandError: `text` is invalid, or the mesh has no such ranks.
         """
         try:
             return parse_ranks(text, self._frontend.extent(mesh))

@@ -15,7 +15,7 @@ _RUNS = 8
 
 
 def file_name(file: str, label: Label | None = None) -> str:
-    """The short name of a file: `train.py`, `In[3]`."""
+    """Return the short name of a file: `train.py`, `In[3]`."""
     named = label(file) if label is not None else None
     if named:
         return named.removeprefix("Cell ")
@@ -23,18 +23,18 @@ def file_name(file: str, label: Label | None = None) -> str:
 
 
 def location_text(frame: StopFrame, label: Label | None = None) -> str:
-    """The location of a frame: `train.py:12 in Model.forward`."""
+    """Return the location of a frame: `train.py:12 in Model.forward`."""
     where = f"{file_name(frame.file, label)}:{frame.line}"
     return where if frame.name in ("", "<module>") else f"{where} in {frame.name}"
 
 
 def frame_source(frame: StopFrame) -> str:
-    """The text of a frame's line, from the rank; if it has none (the cell ran only here), from this process."""
+    """Return the source of a frame's line, from the rank or (for a cell that ran only here) from this process."""
     return frame.source or source_line(frame.file, frame.line)
 
 
 def why(stop: Stop) -> str:
-    """The reason of a stop in a few words; "" after a step that returned nothing."""
+    """Return the reason of a stop in a few words; "" after a step that returned nothing."""
     text = stop.text.split("\n", 1)[0]
     if stop.reason == "step":
         return text
@@ -63,7 +63,7 @@ class RankNames:
         self._several = {rank for rank, count in seen.items() if count > 1}
 
     def of(self, keys: Iterable[Key]) -> str:
-        """These stops, by their keys: `0-3`, `m 0-2,4`, `3.12`."""
+        """Name these stops, by their keys: `0-3`, `m 0-2,4`, `3.12`."""
         by_mesh: dict[str, list[tuple[int, int]]] = {}
         for mesh, rank, stop in keys:
             by_mesh.setdefault(mesh, []).append((rank, stop))
@@ -77,12 +77,12 @@ class RankNames:
         return "; ".join(parts)
 
     def stops(self, stops: Iterable[RankStop]) -> str:
-        """The name of these stops."""
+        """Name these stops."""
         return self.of(at.key for at in stops)
 
 
 def answers(values: Mapping[Key, str], names: RankNames) -> str:
-    """Identical answers merged, each prefixed with its ranks, the largest group first: `0-2,4  loss = 0.31`."""
+    """Merge identical answers, each prefixed with its ranks, the largest group first: `0-2,4  loss = 0.31`."""
     alike: dict[str, list[Key]] = {}
     for key in sorted(values):
         alike.setdefault(values[key], []).append(key)
@@ -91,7 +91,7 @@ def answers(values: Mapping[Key, str], names: RankNames) -> str:
 
 
 def columns(rows: Sequence[tuple[str, str]]) -> str:
-    """Texts, which may have several lines, beside their headings."""
+    """Lay out texts, which may have several lines, beside their headings."""
     width = max((len(heading) for heading, _ in rows), default=0)
     lines: list[str] = []
     for heading, text in rows:
@@ -102,7 +102,7 @@ def columns(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def stopped_text(groups: Sequence[Sequence[RankStop]], label: Label | None = None, *, numbered: bool = False) -> str:
-    """Which ranks are stopped where, group by group, with the source line."""
+    """Describe which ranks are stopped where, group by group, with the source line."""
     names = RankNames(at for group in groups for at in group)
     rows: list[tuple[str, str]] = []
     for number, group in enumerate(groups, 1):
@@ -120,7 +120,7 @@ def stopped_text(groups: Sequence[Sequence[RankStop]], label: Label | None = Non
 
 
 def stack_text(stop: Stop, current: int, label: Label | None = None, *, everything: bool = False) -> str:
-    """A stack, innermost last as in tracebacks; `>` marks the frame with the index `current`."""
+    """Format a stack, innermost last as in tracebacks. `>` marks the frame with the index `current`."""
     frames = list(stop.frames) if everything else frames_of_a_stack(stop.frames)
     lines: list[str] = []
     for frame in reversed(frames):
@@ -133,7 +133,7 @@ def stack_text(stop: Stop, current: int, label: Label | None = None, *, everythi
 
 
 def source_text(frame: StopFrame, lines: Sequence[str], around: int) -> str:
-    """The numbered lines around a frame's own line, which `->` marks."""
+    """Return the numbered lines around a frame's line, which `->` marks."""
     first = max(1, frame.line - around)
     last = min(len(lines), frame.line + around)
     width = len(str(last))
@@ -144,7 +144,7 @@ def source_text(frame: StopFrame, lines: Sequence[str], around: int) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Remaining time: `4:12`, `0:07`."""
+    """Format a remaining time: `4:12`, `0:07`."""
     left = max(0, int(seconds))
     hours, left = divmod(left, 3600)
     minutes, seconds_left = divmod(left, 60)
@@ -152,5 +152,5 @@ def clock(seconds: float) -> str:
 
 
 def with_clock(prompt: str, left: float | None) -> str:
-    """A prompt with the remaining time in it: `(m 0-3, 4:12 left) `."""
+    """Return a prompt that includes the remaining time: `(m 0-3, 4:12 left) `."""
     return prompt if left is None else f"{prompt.rstrip().removesuffix(')')}, {clock(left)} left) "

@@ -32,13 +32,13 @@ log = logging.getLogger(__name__)
 
 #: How long ranks may take to arm breakpoints (seconds). The call does not wait for slower ranks.
 ARM_TIMEOUT = 2.0
-#: How many times arming is immediately retried for a rank that has begun but could not be armed.
+#: How many times in a row arming is retried for a rank that has begun but could not be armed.
 TRIES = 20
-#: How many rounds of votes of each breakpoint are kept, for ranks that arrive after the others.
+#: How many rounds of votes are kept per breakpoint, for ranks that arrive after the others.
 ROUNDS_KEPT = 64
-#: How alike two lines have to be for one to count as an edited version of the other (0 to 1).
+#: The minimum similarity of two lines for one to count as an edited version of the other (0 to 1).
 ALIKE = 0.6
-#: Differences of more lines are not compared line by line, as the time grows with the square of their number.
+#: Longer differences are not compared line by line, because the time grows with the square of their length.
 MOST_COMPARED = 4000
 
 
@@ -98,7 +98,7 @@ class First:
         self.holder: int | None = None
 
     def vote(self, rank: int) -> bool:
-        """Whether this rank stops."""
+        """Return whether this rank stops."""
         if self.holder is None:
             self.holder = rank
             return True
@@ -135,12 +135,12 @@ class Breakpoints:
         self._lock = registry.lock
         self._by_id: dict[int, MeshBreakpoint] = {}
         self._last = 0
-        self._lines: dict[int, list[str]] = {}  # the file of each breakpoint, as it was when its line was counted
+        self._lines: dict[int, list[str]] = {}  # by breakpoint: its file when its line was counted
         self._meshes: dict[str, _OfMesh] = {}
         self._of_process = os.urandom(4).hex()
         self._orders = 0
         self._beginning: set[str] = set()  # the points of breakpoints that are being set
-        self._undecided: set[tuple[str, str]] = set()  # meshes and points of which the ranks have no decision yet
+        self._undecided: set[tuple[str, str]] = set()  # meshes and points on which the ranks have not decided yet
         registry.listener = self
 
     # -- setting and clearing ----------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Breakpoints:
         return made
 
     def all(self) -> list[MeshBreakpoint]:
-        """All breakpoints, oldest first."""
+        """Return all breakpoints, oldest first."""
         with self._lock:
             return list(self._by_id.values())
 
@@ -209,7 +209,7 @@ class Breakpoints:
         return len(gone)
 
     def on_sources_changed(self, paths: Collection[str]) -> None:
-        """Move breakpoints along with the text of their lines, as ranks have loaded new versions of these files."""
+        """Move breakpoints to the new positions of their lines, after ranks have loaded new versions of these files."""
         changed = {os.path.realpath(path) for path in paths}
         moved = False
         with self._lock:
@@ -220,7 +220,7 @@ class Breakpoints:
             self._arm(None)
 
     def _follow(self, made: MeshBreakpoint) -> bool:
-        """Move one breakpoint; returns whether its file is another one than before."""
+        """Move one breakpoint. Return whether its file has changed."""
         old = self._lines.get(made.id, [])
         linecache.checkcache(made.spec.file)
         new = linecache.getlines(made.spec.file)
@@ -250,7 +250,7 @@ class Breakpoints:
             return any(each.mesh is None for each in self._by_id.values())
 
     def _next_order(self) -> tuple[str, int]:
-        """Names a state of the breakpoints, so that ranks keep the latest. The lock is held."""
+        """Create an increasing version of the breakpoints, so that ranks keep the latest. The lock is held."""
         self._orders += 1
         return self._of_process, self._orders
 
@@ -258,10 +258,10 @@ class Breakpoints:
         return [each.spec for each in self._by_id.values() if each.holds_on(watched.name, rank)]
 
     def _arm(self, meshes: Sequence[DebuggedMesh] | None, new: Collection[str] = ()) -> None:
-        """Arm the ranks of these meshes (None: of all) with their current breakpoints; waits up to `ARM_TIMEOUT`.
+        """Arm the ranks of these meshes (None: of all) with their current breakpoints. Wait up to `ARM_TIMEOUT`.
 
         Args:
-            new: the points of breakpoints that have just been set: they begin on all of their ranks together.
+            new: the points of breakpoints that have just been set: they take effect on all of their ranks together.
         """
         try:
             self._arm_all(meshes, new)
@@ -296,7 +296,7 @@ class Breakpoints:
         self._registry.tell(BreakpointsChanged())
 
     def _begun(self, watched: DebuggedMesh, specs: Iterable[Breakpoint]) -> list[str]:
-        """The points of breakpoints that are decided: a rank that is armed now is taken to have reached them.
+        """Return the points of breakpoints that are decided. A rank that is armed now counts as having reached them.
 
         The lock is held.
         """
@@ -328,7 +328,7 @@ class Breakpoints:
         self._note_apart(watched, key, ranks, ask)
 
     def _note_apart(self, watched: DebuggedMesh, key: str, ranks: Sequence[int], ask: Callable[..., Answers]) -> None:
-        """Note why ranks cannot stop at a new breakpoint together: those that go on will wait for those that stop."""
+        """Record why ranks cannot stop at a new breakpoint together: some continue and wait for those that stop."""
         made = self._made_for(key)
         if made is None or (len(ranks) == watched.size and not made.spec.first):
             return
@@ -385,7 +385,7 @@ class Breakpoints:
     # -- notifications of the registry, before those of viewers ----------------------------------------
 
     def on_agent(self, watched: DebuggedMesh, rank: int) -> None:
-        """Arm a rank whose process has an agent now."""
+        """Arm a rank whose process has just started its agent."""
         with self._lock:
             any_there = bool(self._specs(watched, rank))
         if any_there and not tool_runtime().driver_of(watched.whole.procs, ask=False):
@@ -410,9 +410,9 @@ class Breakpoints:
         self._meshes.pop(watched.whole.uid, None)
 
     def on_new_meshes(self, meshes: Iterable[ProcMesh]) -> None:
-        """Arm the breakpoints for all meshes on these meshes without agents, and retry ranks that could not be armed.
+        """Arm breakpoints that apply to all meshes on meshes without agents. Retry ranks that could not be armed.
 
-        It does not wait for them.
+        This does not wait for the ranks.
         """
         if self._any_everywhere():
             for mesh in meshes:

@@ -1,6 +1,6 @@
-"""How long other ranks will wait for stopped ones: the timeouts of their process groups.
+"""Find out how long other ranks will wait for stopped ranks: the timeouts of their process groups.
 
-A stopped rank keeps others waiting in their collectives, which time out eventually (gloo: after 30 minutes by default,
+Other ranks wait for a stopped rank in their collectives. These time out eventually (gloo: after 30 minutes by default,
 NCCL: 10) and end the run.
 """
 
@@ -66,16 +66,16 @@ def countdown(debugger: MeshDebugger, stops: Sequence[RankStop]) -> Countdown | 
 
 
 def stops_alone(size: int, ranks: Sequence[int], first: bool, partners: Mapping[int, Any]) -> str:
-    """Why the ranks of a mesh cannot all stop at a breakpoint, if those that do not stop will wait for those that do.
+    """Explain why ranks of a mesh cannot all stop at a breakpoint, if ranks that continue will wait for stopped ones.
 
     Args:
-        size: how many ranks the mesh has.
-        ranks: those that the breakpoint is for.
-        first: only the first of them stops.
-        partners: what ``partners_here`` has said on them.
+        size: the number of ranks of the mesh.
+        ranks: the ranks that the breakpoint applies to.
+        first: whether only the first of them stops.
+        partners: the answers of these ranks to ``partners_here``.
 
     Returns:
-        "" if no rank will wait.
+        The explanation in words; "" if no rank will wait.
     """
     known = [each for each in partners.values() if each is not None]
     shared = {rank for found, _ in known for rank in found if rank < size}
@@ -91,10 +91,10 @@ def stops_alone(size: int, ranks: Sequence[int], first: bool, partners: Mapping[
 
 
 def extend(debugger: MeshDebugger, mesh: Any, seconds: float) -> str:
-    """Ask the process groups of a mesh to wait longer in later collectives; stopped ranks are asked, too.
+    """Ask the process groups of a mesh to wait longer in later collectives. Stopped ranks answer this, too.
 
     Returns:
-        One line for people: how many groups on which ranks, and what was refused.
+        One line for the user: how many groups on which ranks were changed, and which groups refused.
     """
     from monarch_kernel.debugger.controller.query import ask
 

@@ -1,18 +1,19 @@
-"""The controller's side of common points: which moment of the program is a breakpoint's, decided for all its ranks.
+"""Agree with all ranks of a breakpoint on the moment in the program from which it takes effect (controller's side).
 
-What a rank does is told in ``rank.common_point``. Across the boundary go requests to the ranks' debug agents, each
-answered by ``rank.common_point.Report`` or nothing; ranks send nothing by themselves:
+``rank.common_point`` describes the side of the rank. The controller sends requests to the debug agents of the ranks.
+Each answers with ``rank.common_point.Report`` or nothing. Ranks send nothing on their own:
 
-1. `report` of ranks whose point is open. Each of them has threads wait at the line, so the highest number of
-   collectives that any has issued, plus one, is a number that none has passed there. A rank that has not answered is
-   waited for, and then left out, which is told; it has never agreed.
-2. `decide` tells that number to all ranks, also to those that did not answer: they take it when they can.
-3. Until all have issued so many, they are asked again, for what only all reports together tell: a thread that is
-   held at a line that it comes to once, ranks in a loop without collectives, a process group that was replaced.
+1. `report` queries ranks whose point is open. Each of them lets threads wait at the line. The highest number of
+   collectives that any rank has issued, plus one, is therefore a number that no rank has passed there. A rank that does
+   not answer within `LIMIT` is left out, with a note to the user; it has never agreed.
+2. `decide` sends that number to all ranks, including those that did not answer. They receive it when they can.
+3. Until all ranks have issued that many collectives, they are queried again. Only their reports together show some
+   conditions: a thread is held at a line that it reaches only once, ranks loop without collectives, or a process group
+   was replaced.
 
-If a rank dies, the others are decided without it. If ranks answer no more, they keep what they were told. If the
-controller dies, ranks go on after ``rank.common_point.PATIENCE``. The breakpoint owns its point: the point ends with
-it, with its mesh, and with this process.
+If a rank dies, the others decide without it. Ranks that stop answering keep the last decision that they received. If
+the controller dies, ranks continue after ``rank.common_point.PATIENCE``. The breakpoint owns its point: the point ends
+with the breakpoint, with its mesh, or with this process.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How long a rank is waited for that does not answer, or that others wait for (seconds). Less than ranks wait.
+#: The time limit for a rank that does not answer, or that others wait for (seconds). Ranks wait longer than this.
 LIMIT = 8.0
-#: A line that a rank comes to again and again while no rank issues a collective for so long is in a loop without any
+#: A line that a rank reaches repeatedly counts as a loop without collectives if no rank issues any for this long
 #: (seconds).
 STALE = 10.0
-#: How often ranks are asked: at first, and at last (seconds).
+#: The first and the longest pause between queries (seconds).
 FIRST_PAUSE, LAST_PAUSE = 0.02, 0.5
 
 NO_COLLECTIVES = (
@@ -47,15 +48,15 @@ NO_COLLECTIVES = (
 
 
 class CommonPoint:
-    """One point of one breakpoint (or cell) on one mesh, from when its ranks begin to open it.
+    """The common point of one breakpoint (or cell) on one mesh, from the moment when its ranks begin to open it.
 
     Args:
         ask: ``ask(function, *args, ranks=...)`` calls a function in ranks; see `query.ask`.
-        key: names the point.
-        ranks: of the breakpoint (or cell).
-        note: is told, in a sentence for people, why ranks may stop apart.
-        over: whether nobody needs the point any more.
-        on_decided: called when the ranks know their number.
+        key: identifies the point.
+        ranks: the ranks of the breakpoint (or cell).
+        note: called with a sentence for the user if ranks may stop at different moments.
+        over: returns whether the point is no longer needed.
+        on_decided: called when the ranks have received their number.
     """
 
     def __init__(
@@ -74,11 +75,11 @@ class CommonPoint:
         self._over = over
         self._on_decided = on_decided
         self._decided = threading.Event()
-        self._ranks = self._all  # who answers
+        self._ranks = self._all  # the ranks that answer
         self._armed: dict[int, int] = {}  # by rank: the collectives that it had issued when it was first asked
 
     def begin(self, timeout: float) -> None:
-        """Begin on a new thread; wait until the ranks know their number, or until a timeout in seconds."""
+        """Begin on a new thread. Wait until the ranks have received their number, or until the timeout (seconds)."""
         threading.Thread(target=self._run, name="monarch-debugger-point", daemon=True).start()
         self._decided.wait(timeout)
 
@@ -100,7 +101,7 @@ class CommonPoint:
             self._decided.set()
 
     def _agree(self) -> bool:
-        """Decide on a number; returns whether that is to come."""
+        """Decide on a number of collectives. Return whether there is one that ranks have yet to reach."""
         until = time.monotonic() + LIMIT
         while True:
             answers = self._ask(common_point.report, self._key, ranks=self._ranks)
@@ -125,7 +126,7 @@ class CommonPoint:
         return at is not None
 
     def _follow(self) -> None:
-        """Ask again until all ranks have begun."""
+        """Repeat the queries until the breakpoint has taken effect on all ranks."""
         pause, since, held_since = FIRST_PAUSE, time.monotonic(), time.monotonic()
         issued: Mapping[int, int | None] = {}
         held: Mapping[int, int | None] = {}
@@ -159,7 +160,7 @@ class CommonPoint:
             self._judge(reports, now - held_since < LIMIT)
 
     def _judge(self, reports: Mapping[int, Report], patient: bool) -> None:
-        """Let ranks that are held at the line stop there, or go on."""
+        """Stop ranks that are held at the line, or let them continue."""
         count = min((each.held for each in reports.values() if each.held is not None), default=None)
         if count is None:
             return
@@ -171,23 +172,23 @@ class CommonPoint:
 
 
 def is_stale(reports: Iterable[Report]) -> bool:
-    """Whether ranks that have issued no collective for long will not, or run nothing."""
+    """Return whether ranks that have issued no collective for long loop without collectives, or are all idle."""
     return any(each.times > 1 for each in reports) or not any(each.runs for each in reports)
 
 
 def stops_there(
     reports: Mapping[int, Report], armed: Mapping[int, int], count: int, patient: bool = True
 ) -> bool | None:
-    """Whether ranks stop that are held at the line with ``count`` collectives issued, which is less than was decided.
+    """Decide whether ranks stop that are held at the line after ``count`` collectives, fewer than the decided number.
 
     Args:
-        reports: of all ranks.
-        armed: how many collectives each had issued when its point was open already.
-        count: the lowest number with which any is held.
-        patient: whether ranks that may still come there are waited for.
+        reports: the reports of all ranks.
+        armed: by rank, how many collectives it had issued when its point was already open.
+        count: the lowest number of collectives after which a rank is held.
+        patient: whether to wait for ranks that may still reach the line.
 
     Returns:
-        None: that is not known yet.
+        Whether they stop; None if that is not known yet.
     """
     if any(each.held == count and each.once for each in reports.values()):
         return True  # it would not come there again, whatever others do

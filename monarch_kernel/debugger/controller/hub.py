@@ -30,7 +30,7 @@ from monarch_kernel.subscriptions import Subscription
 HOWS = ("continue", "next", "step", "out", "until")
 #: How long ranks may take for requests that are immediate (seconds). The debugger does not wait for slower ranks.
 QUICK = 2.0
-#: The same for what is often the first question of all: ranks of joined jobs load the tools with it.
+#: The same for requests that are often the first: ranks of joined jobs load the tools for them.
 FIRST = 5.0
 
 
@@ -65,11 +65,11 @@ class MeshDebugger:
     # -- meshes ----------------------------------------------------------------------------------
 
     def watch(self, mesh: Any) -> str:
-        """Spawn agents on a mesh, if it has none, without waiting for them; returns the mesh's name for viewers."""
+        """Spawn agents on a mesh if it has none, without waiting for them. Return the mesh's name for viewers."""
         return self.registry.watch(mesh).name
 
     def mesh(self, name: str) -> ProcMesh:
-        """The proc mesh of that name. Raises ValueError if there is none."""
+        """Return the proc mesh of that name. Raises ValueError if there is none."""
         return self.registry.named(name).whole.procs
 
     def joined(self, mesh: ProcMesh) -> None:
@@ -132,11 +132,11 @@ class MeshDebugger:
         return self.breakpoint_table.replace(file, owner, lines)
 
     def breakpoints(self) -> list[MeshBreakpoint]:
-        """All breakpoints, oldest first."""
+        """Return all breakpoints, oldest first."""
         return self.breakpoint_table.all()
 
     def clear(self, number: int | None = None, owner: str | None = None) -> int:
-        """Remove a breakpoint, or all of an owner (None: of all owners); returns how many were removed.
+        """Remove a breakpoint, or all of an owner (None: of all owners). Return how many were removed.
 
         Raises:
             ValueError: there is no breakpoint with that number.
@@ -146,11 +146,11 @@ class MeshDebugger:
     # -- stops -----------------------------------------------------------------------------------
 
     def stops(self, mesh: Any = None) -> list[RankStop]:
-        """All stops, of one mesh or of all, by mesh and rank."""
+        """Return all stops, of one mesh or of all, sorted by mesh and rank."""
         return self.registry.stops(mesh)
 
     def wait(self, predicate: Callable[[list[RankStop]], bool] = bool, timeout: float | None = None) -> list[RankStop]:
-        """Wait until ``predicate(stops())`` holds or the timeout expires; returns the stops."""
+        """Wait until ``predicate(stops())`` holds or the timeout expires. Return the stops."""
         stops: list[RankStop] = []
 
         def holds() -> bool:
@@ -162,7 +162,7 @@ class MeshDebugger:
         return stops
 
     def countdown(self, stops: Iterable[RankStop]) -> Countdown | None:
-        """The first timeout of the collectives in which other ranks wait for these stops; takes up to 0.5 s."""
+        """Return the first timeout of the collectives in which other ranks wait for these stops. Takes up to 0.5 s."""
         return countdown(self, list(stops))
 
     def pause(self, mesh: Any = None, ranks: Iterable[int] | None = None, viewer: Viewer | None = None) -> None:
@@ -172,7 +172,7 @@ class MeshDebugger:
         self._quickly(mesh, ranks, rank_debugger.pause)
 
     def cancel_pause(self, mesh: Any = None, ranks: Iterable[int] | None = None, viewer: Viewer | None = None) -> None:
-        """Let ranks run that `pause` has not stopped yet."""
+        """Let those of these ranks continue that `pause` has not stopped yet."""
         self.viewers.check(viewer)
         self._quickly(mesh, ranks, rank_debugger.cancel_pause)
 
@@ -229,11 +229,11 @@ class MeshDebugger:
         return found
 
     def scopes(self, key: Key, frame: int) -> list[Variable]:
-        """The scopes of a frame of a stop. Raises LookupError if the stop is over."""
+        """Return the scopes of a frame of a stop. Raises LookupError if the stop is over."""
         return self._one(key, rank_debugger.scopes, frame)
 
     def variables(self, key: Key, ref: int, start: int = 0, count: int = 0) -> list[Variable]:
-        """The children of a value of a stop (all if ``count`` is 0). Raises LookupError if the stop is over."""
+        """Return the children of a value of a stop (all if ``count`` is 0). Raises LookupError if the stop is over."""
         return self._one(key, rank_debugger.variables, ref, start, count)
 
     def set_variable(self, key: Key, ref: int, name: str, expression: str, viewer: Viewer | None = None) -> Variable:
@@ -242,11 +242,11 @@ class MeshDebugger:
         return self._one(key, rank_debugger.set_variable, ref, name, expression)
 
     def frames(self, key: Key) -> tuple[StopFrame, ...]:
-        """The frames of a stop, innermost first. Raises LookupError if the stop is over."""
+        """Return the frames of a stop, innermost first. Raises LookupError if the stop is over."""
         return self.stop_of(key).stop.frames
 
     def stop_of(self, key: Key) -> RankStop:
-        """The stop of that key. Raises LookupError if it is over."""
+        """Return the stop of that key. Raises LookupError if it is over."""
         return self.registry.stop_of(key)
 
     def _one(self, key: Key, function: Any, *args: Any) -> Any:
@@ -261,7 +261,7 @@ class MeshDebugger:
         raise LookupError(f"rank {at.rank} of mesh {watched.name}: {why}")
 
     def errors(self, mesh: Any = None, ranks: Iterable[int] | None = None) -> list[RankErrorRecord]:
-        """The errors of cells and endpoints whose frames ranks keep, the last one first."""
+        """Return the errors of cells and endpoints whose frames ranks keep, the last one first."""
         found = [
             RankErrorRecord(watched.name, rank, error)
             for watched, answers in self._quickly(mesh, ranks, rank_debugger.kept_errors, FIRST)
@@ -273,7 +273,7 @@ class MeshDebugger:
     def post_mortem(self, mesh: Any = None, ranks: Iterable[int] | None = None, key: str = "") -> list[RankStop]:
         """Open the frames that ranks keep of one failed cell or endpoint; each is a stop, which "continue" closes.
 
-        Such a stop has no thread: it holds nothing.
+        Such a stop has no thread, and blocks nothing.
 
         Args:
             mesh: the mesh; None for all.
@@ -295,7 +295,7 @@ class MeshDebugger:
         return sorted(found, key=lambda at: at.key)
 
     def _control(self, mesh: Any) -> None:
-        """Raise DriverError if another viewer has control of a mesh that is a joined job; None: of all meshes."""
+        """Raise DriverError if another viewer controls a mesh that is a joined job; None: all meshes."""
         meshes = tool_runtime().list_proc_meshes() if mesh is None else [self.registry.find(mesh).whole.procs]
         others = [tool_runtime().driver_of(each) for each in meshes]
         if others and all(others):
@@ -330,7 +330,7 @@ class MeshDebugger:
         return ask_agents(watched.agents, watched.whole, function, *args, ranks=ranks, timeout=timeout)
 
     def _addressed(self, stops: Iterable[RankStop]) -> list[tuple[DebuggedMesh, rank_debugger.Ids, list[int]]]:
-        """The meshes of these stops, each with the stops' ids (one number if all are equal) and ranks."""
+        """Return the meshes of these stops, each with its stops' ids (one number if all are equal) and ranks."""
         by_mesh: dict[str, dict[int, list[int]]] = {}
         for at in stops:
             by_mesh.setdefault(at.mesh, {}).setdefault(at.rank, []).append(at.stop.id)
@@ -349,13 +349,13 @@ class MeshDebugger:
     # -- viewers -------------------------------------------------------------------------------------
 
     def viewer(self, name: str) -> Viewer:
-        """A new viewer; the first one to act takes control."""
+        """Create a viewer. The first one to act takes control."""
         return self.viewers.open(name)
 
     def select(
         self, mesh: Any = None, ranks: Iterable[int] | None = None, keys: Iterable[Key] | None = None
     ) -> StopSet:
-        """Stopped ranks, as a set that is stepped together (`sets.StopSet`)."""
+        """Return stopped ranks as a set whose ranks step together (`sets.StopSet`)."""
         wanted = None if keys is None else set(keys)
         of = None if ranks is None else set(ranks)
         stops = [
@@ -369,7 +369,7 @@ _lock = threading.Lock()
 
 
 def get_debugger() -> MeshDebugger:
-    """The debugger of this controller; created by the first call."""
+    """Return the debugger of this controller. The first call creates it."""
     global _debugger
     with _lock:
         if _debugger is not None:
@@ -380,7 +380,7 @@ def get_debugger() -> MeshDebugger:
 
 
 def existing_debugger() -> MeshDebugger | None:
-    """The debugger of this controller; None if there is none yet."""
+    """Return the debugger of this controller; None if there is none yet."""
     return _debugger
 
 

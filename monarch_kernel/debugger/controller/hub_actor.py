@@ -53,7 +53,7 @@ class DebugHub(Actor):
 
     @endpoint(explicit_response_port=True)
     def vote(self, port: Any, uid: str, rank: int, number: int, hit: int, value: str) -> None:
-        """Record the vote of a rank at a breakpoint on which ranks vote; the decision is sent as the answer."""
+        """Record the vote of a rank at a breakpoint on which ranks vote. The decision is sent as the reply."""
         self._ports[uid, number, hit, rank] = port
         self._answer(uid, number, hit, _debugger().breakpoint_table.on_vote(uid, rank, number, hit, value))
 
@@ -70,7 +70,7 @@ class DebugHub(Actor):
 
     @endpoint(explicit_response_port=True)
     def hold(self, port: Any) -> None:
-        """Never answer: the call fails when this process ends, which notifies a stopped rank."""
+        """Keep the call open: it fails when this process ends, which notifies a stopped rank."""
         self._held.append(port)
 
     def __supervise__(self, _failure: Any) -> bool:
@@ -91,9 +91,9 @@ def _debugger() -> MeshDebugger:
 
 
 def hub_actor(mesh: Any = None) -> Any:
-    """The hub actor of the job's controller, from any process of the job.
+    """Return the hub actor of the job's controller, from any process of the job.
 
     Args:
-        mesh: in the controller, the proc mesh whose ranks shall reach it.
+        mesh: in the controller, the proc mesh whose ranks need to reach it.
     """
     return tool_runtime().controller_actor(ACTOR, DebugHub, TIMEOUT, mesh)

@@ -1,4 +1,4 @@
-"""The lines of this controller that issued the operations on tensors which ranks run."""
+"""Find the lines of this controller that issued the tensor operations that ranks run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from monarch_kernel.introspection import issued_at
 
 
 def issued_here(snapshot: StackSnapshot) -> StackSnapshot:
-    """A snapshot in which stacks of operations begin with the line that issued them."""
+    """Return a snapshot in which the stack of each operation begins with the line that issued it."""
     if all(stack.issued is None for stack in snapshot.stacks):
         return snapshot
     return snapshot._replace(stacks=tuple(map(_with_line, snapshot.stacks)))
 
 
 def evidence_of_issued(evidence: Evidence) -> Evidence:
-    """Evidence in which an operation is at the line that issued it, where the rank itself runs no user code."""
+    """Return evidence in which an operation is at the line that issued it, if the rank itself runs no user code."""
     place = None if evidence.issued is None else _place(*evidence.issued)
     if place is None:
         return evidence
@@ -35,7 +35,7 @@ def evidence_of_issued(evidence: Evidence) -> Evidence:
 
 
 def _is_start(place: SourceLocation | None) -> bool:
-    """Whether no user code called a collective: PyTorch's record then has the outermost frame of the process."""
+    """Return whether no user code called a collective: PyTorch's record then has the outermost frame of the process."""
     return place is None or place.file == "<string>"
 
 

@@ -10,5 +10,5 @@ _MOST_RUNS = 6
 
 
 def rank_label(ranks: Iterable[int]) -> str:
-    """A set of ranks in brackets: `[0-3,7]`; for many ranks, the first runs and a count."""
+    """Format a set of ranks in brackets: `[0-3,7]`; for many ranks, the first runs and a count."""
     return f"[{format_ranks(ranks, limit=_MOST_RUNS)}]"

@@ -1,4 +1,4 @@
-"""Queries: one function, called in all ranks of a mesh, with one deadline for all answers.
+"""Call one function in all ranks of a mesh, with one deadline for all answers.
 
 The first query spawns agents on the mesh (`rank.agent.DebugAgent`). Ranks that are dead, stopped, or hold the
 interpreter lock are reported separately from those that have answered, and do not delay them.
@@ -39,7 +39,7 @@ class Answers:
     dead: dict[int, str] = field(default_factory=dict[int, str])
 
     def error_of(self, rank: int) -> str:
-        """What a rank raised, in one line; "" if nothing."""
+        """Return what a rank raised, in one line; "" if nothing."""
         fault = self.errors.get(rank, "")
         return fault if isinstance(fault, str) else fault.summary
 
@@ -78,7 +78,7 @@ def ask_agents(
     ranks: Iterable[int] | None = None,
     timeout: float = 1.0,
 ) -> Answers:
-    """`ask`, for a mesh whose agents are known (`registry.DebuggedMesh`).
+    """Run `ask` for a mesh whose agents are known (`registry.DebuggedMesh`).
 
     Args:
         agents: the agents of all its ranks.
@@ -117,9 +117,9 @@ def ask_agents(
 
 
 def stops_of(whole: Whole) -> dict[int, RankStop]:
-    """The reported stops of ranks, by rank of the queried mesh.
+    """Return the reported stops of ranks, by rank of the queried mesh.
 
-    What a rank that does not answer was last known to do.
+    For a rank that does not answer, this is its last known state.
     """
     back = {rank: at for at, rank in enumerate(whole.ranks)}
     stops = get_debugger().stops(whole.procs)
@@ -127,7 +127,7 @@ def stops_of(whole: Whole) -> dict[int, RankStop]:
 
 
 def chosen_ranks(ranks: Iterable[int] | None, size: int) -> list[int]:
-    """These ranks (None: all) of a mesh of that size, sorted. Raises ValueError if there is no such rank."""
+    """Return these ranks (None: all) of a mesh of that size, sorted. Raises ValueError if there is no such rank."""
     if ranks is None:
         return list(range(size))
     chosen = sorted(set(ranks))
@@ -138,7 +138,7 @@ def chosen_ranks(ranks: Iterable[int] | None, size: int) -> list[int]:
 
 
 def _parts(agents: Any, size: int, ranks: Sequence[int]) -> list[tuple[Any, Sequence[int]]]:
-    """The agents of these ranks (sorted), as slices, each with its ranks."""
+    """Return the agents of these ranks (sorted) as slices, each with its ranks."""
     if not ranks:
         return []
     if len(ranks) == size:

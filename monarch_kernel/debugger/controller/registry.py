@@ -1,4 +1,4 @@
-"""What the debugger knows about its meshes: which ranks are stopped, and which are dead. Viewers subscribe here."""
+"""Record the state of debugged meshes: which ranks are stopped or dead. Viewers subscribe here."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class StopRegistry:
     # -- meshes ----------------------------------------------------------------------------------
 
     def actor(self) -> Any:
-        """The hub actor, which receives the stops of ranks; spawned by the first call."""
+        """Return the hub actor, which receives the stops of ranks. The first call spawns it."""
         if self._hub is None:
             hub = hub_actor()
             with self.lock:
@@ -86,11 +86,11 @@ class StopRegistry:
         self.tell()
 
     def watch(self, mesh: Any) -> DebuggedMesh:
-        """Spawn agents on a mesh, if it has none, without waiting for them."""
+        """Spawn agents on a mesh if it has none, without waiting for them."""
         return self.watch_whole(tool_runtime().whole_of(mesh))
 
     def watch_whole(self, whole: Whole) -> DebuggedMesh:
-        """`watch`, for the mesh of a `Whole`."""
+        """Run `watch` for the mesh of a `Whole`."""
         self.actor()
         hub = hub_actor(whole.procs)  # not under the lock, since spawning it takes time
         with self.lock:  # events of the new agents are handled once they are registered here
@@ -111,17 +111,17 @@ class StopRegistry:
             self.watch(mesh)
 
     def by_uid(self, uid: str) -> DebuggedMesh | None:
-        """The watched mesh with that uid; None if it is not watched."""
+        """Return the watched mesh with that uid; None if it is not watched."""
         with self.lock:
             return self._watched.get(uid)
 
     def all(self) -> list[DebuggedMesh]:
-        """All watched meshes."""
+        """Return all watched meshes."""
         with self.lock:
             return list(self._watched.values())
 
     def named(self, name: str) -> DebuggedMesh:
-        """The mesh of that name; it is watched from now on.
+        """Return the mesh of that name, and watch it from now on.
 
         Raises:
             ValueError: there is none.
@@ -136,20 +136,20 @@ class StopRegistry:
         raise ValueError(f"there is no mesh {name!r}; there are {known}")
 
     def find(self, mesh: Any) -> DebuggedMesh:
-        """Watch a mesh, given itself or by name. Raises ValueError if there is no mesh of that name."""
+        """Watch a mesh that is passed itself or by name. Raises ValueError if there is no mesh of that name."""
         return self.named(mesh) if isinstance(mesh, str) else self.watch(mesh)
 
     # -- stops -----------------------------------------------------------------------------------
 
     def stops(self, mesh: Any = None) -> list[RankStop]:
-        """All stops, of one mesh or of all, by mesh and rank."""
+        """Return all stops, of one mesh or of all, sorted by mesh and rank."""
         name = None if mesh is None else self.find(mesh).name
         with self.lock:
             found = [at for watched in self._watched.values() for at in watched.stops.values()]
         return sorted((at for at in found if name in (None, at.mesh)), key=lambda at: at.key)
 
     def stop_of(self, key: Key) -> RankStop:
-        """The stop of that key. Raises LookupError if it is over."""
+        """Return the stop of that key. Raises LookupError if it is over."""
         with self.lock:
             for watched in self._watched.values():
                 if watched.name == key[0] and key[1:] in watched.stops:
@@ -157,7 +157,7 @@ class StopRegistry:
         raise LookupError(f"rank {key[1]} of mesh {key[0]} is not stopped there any more")
 
     def wait(self, predicate: Callable[[], bool], timeout: float | None) -> None:
-        """Wait until the predicate, checked after each change, holds or the timeout (seconds) expires."""
+        """Wait until the predicate, which is checked after each change, holds or the timeout (seconds) expires."""
         with self._changed:
             self._changed.wait_for(predicate, timeout)
 

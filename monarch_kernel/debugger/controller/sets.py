@@ -17,14 +17,14 @@ from monarch_kernel.meshes import format_ranks
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.hub import MeshDebugger
 
-#: How long a step may take before the set is shown without the ranks that still run (seconds). These may wait for ranks
-#: outside the set.
+#: How long a step may take before the set is shown without the ranks that still run (seconds). Such ranks may wait for
+#: ranks outside the set.
 PATIENCE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class StopGroup:
-    """Ranks that are stopped at the same place, for the same reason.
+    """Ranks that are stopped at the same location, for the same reason.
 
     Attributes:
         place: file, line and function of their innermost frame of user code.
@@ -55,9 +55,9 @@ class Moved:
 
     Attributes:
         groups: which ranks are stopped where now, the largest group first.
-        running: mesh and rank of those that run: their step has not ended yet, or user code has returned.
+        running: mesh and rank of those that still run: their step has not ended, or user code has returned.
         ended: mesh and rank of those that died.
-        diverged: whether the ranks were together before the step, and no longer are.
+        diverged: whether the step has separated ranks that were together before.
     """
 
     groups: tuple[StopGroup, ...]
@@ -74,7 +74,7 @@ class Moved:
 
 
 class StopSet:
-    """Stopped ranks; created by `MeshDebugger.select`.
+    """A set of stopped ranks. `MeshDebugger.select` creates it.
 
     After a step, it contains the new stops of the same ranks. Frames are counted from the innermost frame of user code,
     which is shown first.
@@ -86,7 +86,7 @@ class StopSet:
         self._debugger = debugger
         self._viewer = viewer
         self.stops = tuple(stops)
-        self.depth = depth  # how many frames of user code up from the innermost one
+        self.depth = depth  # the number of frames of user code between the innermost one and the shown one
 
     def __len__(self) -> int:
         return len(self.stops)
@@ -117,11 +117,11 @@ class StopSet:
     # -- frames ------------------------------------------------------------------------------------
 
     def up(self, count: int = 1) -> int:
-        """Move to the caller of the shown frame; returns how far up the new frame is."""
+        """Move to the caller of the shown frame. Return how far up the new frame is."""
         return self._move(self.depth + count)
 
     def down(self, count: int = 1) -> int:
-        """Move to the frame that the shown frame called; returns how far up the new frame is."""
+        """Move to the frame that the shown frame called. Return how far up the new frame is."""
         return self._move(self.depth - count)
 
     def _move(self, depth: int) -> int:
@@ -130,7 +130,7 @@ class StopSet:
         return self.depth
 
     def _by_frame(self) -> dict[int, list[RankStop]]:
-        """The stops, by the index of the shown frame."""
+        """Group the stops by the index of the shown frame."""
         found: dict[int, list[RankStop]] = {}
         for at in self.stops:
             frame = shown_frame(at.stop.frames, self.depth)
@@ -140,14 +140,14 @@ class StopSet:
     # -- values ------------------------------------------------------------------------------------
 
     def print(self, expression: str, timeout: float = 5.0) -> dict[Key, Evaluation]:
-        """Evaluate in the shown frame, on every rank of the set; returns the answers by stop."""
+        """Evaluate an expression in the shown frame, on every rank of the set. Return the answers by stop."""
         found: dict[Key, Evaluation] = {}
         for frame, stops in self._by_frame().items():
             found.update(self._debugger.evaluate(stops, expression, frame, timeout))
         return dict(sorted(found.items()))
 
     def call(self, function: Callable[[Any], Any], timeout: float = 5.0) -> dict[Key, Any]:
-        """``function(frame)`` with the shown frame, on every rank of the set; returns the results by stop."""
+        """Call ``function(frame)`` with the shown frame, on every rank of the set. Return the results by stop."""
         found: dict[Key, Any] = {}
         for frame, stops in self._by_frame().items():
             found.update(self._debugger.call(stops, function, frame, timeout))
@@ -164,7 +164,7 @@ class StopSet:
         return self._go("step", patience)
 
     def out(self, patience: float = PATIENCE) -> Moved:
-        """Run all ranks until their function has returned."""
+        """Run all ranks until their current function has returned."""
         return self._go("out", patience)
 
     def until(self, line: int = 0, patience: float = PATIENCE) -> Moved:
@@ -172,7 +172,7 @@ class StopSet:
         return self._go("until", patience, line)
 
     def cont(self) -> None:
-        """Let all ranks run."""
+        """Let all ranks continue."""
         self._debugger.resume(self.stops, "continue", viewer=self._viewer)
         self.stops = ()
         self.depth = 0

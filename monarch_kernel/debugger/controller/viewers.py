@@ -1,8 +1,8 @@
-"""The viewers of stopped ranks, and which of them controls the debugger.
+"""Manage the viewers of stopped ranks, and decide which of them controls the debugger.
 
-Any number of viewers may watch. One has control: the first that requests it, until it closes, detaches, or another
-takes control by force. When a viewer is lost (a browser is reloaded, a terminal is closed), the code that serves it
-closes it; stopped ranks stay stopped, and any viewer may take control.
+Any number of viewers may watch. One has control: the first that requests it, until it closes or detaches, or another
+viewer takes control by force. A viewer can be lost, for example when a browser is reloaded or a terminal is closed. The
+code that serves it then closes it. Stopped ranks stay stopped, and any viewer may take control.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class DriverError(RuntimeError):
 
 
 class Viewer:
-    """A viewer of a debugger; created by `MeshDebugger.viewer`. As a context manager, it closes at the end."""
+    """A viewer of a debugger. `MeshDebugger.viewer` creates it. As a context manager, it closes at the end."""
 
     def __init__(self, viewers: Viewers, name: str) -> None:
         self._viewers = viewers
@@ -30,7 +30,7 @@ class Viewer:
         """Take control.
 
         Raises:
-            DriverError: another viewer has it, and ``force`` is not given.
+            DriverError: another viewer has it, and ``force`` is not set.
         """
         self._viewers.take(self, force)
 
@@ -54,14 +54,14 @@ class Viewers:
         self.driver: Viewer | None = None
 
     def open(self, name: str) -> Viewer:
-        """A new viewer."""
+        """Create a viewer."""
         viewer = Viewer(self, name)
         with self._lock:
             self._open.append(viewer)
         return viewer
 
     def names(self) -> list[str]:
-        """The names of all viewers."""
+        """Return the names of all viewers."""
         with self._lock:
             return [viewer.name for viewer in self._open]
 
@@ -76,7 +76,9 @@ class Viewers:
             self.driver = viewer
 
     def check(self, viewer: Viewer | None) -> None:
-        """Give control to a viewer that is about to use it, if it is free. None is the program itself: always allowed.
+        """Give control to a viewer that is about to use it, if it is free.
+
+        None is the program itself, which is always allowed.
 
         Raises:
             DriverError: another viewer has it.

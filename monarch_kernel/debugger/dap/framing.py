@@ -1,4 +1,4 @@
-"""The framing of the Debug Adapter Protocol in a stream of bytes: a header with the length, then JSON."""
+"""Frame Debug Adapter Protocol messages in a stream of bytes: a header with the length, then JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _END = b"\r\n\r\n"
 
 
 def frame(message: dict[str, Any]) -> bytes:
-    """The bytes of a message."""
+    """Encode a message."""
     body = json.dumps(message).encode()
     return b"Content-Length: %d%s%s" % (len(body), _END, body)
 
@@ -22,14 +22,14 @@ class Frames:
 
     @property
     def rest(self) -> bytes:
-        """The beginning of a message that is not complete yet."""
+        """The beginning of an incomplete message."""
         return self._held
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that are complete now, each with its header.
+        """Return the messages that are now complete, each with its header.
 
         Raises:
-            ValueError: the data is not this protocol.
+            ValueError: the data does not follow this protocol.
         """
         self._held += data
         found: list[bytes] = []
@@ -44,7 +44,7 @@ class Frames:
 
 
 def content(message: bytes) -> dict[str, Any]:
-    """The JSON of a framed message."""
+    """Parse the JSON of a framed message."""
     return dict(json.loads(message.partition(_END)[2]))
 
 

@@ -1,11 +1,11 @@
-"""Access to debugpy in a rank for any IDE: a port of this machine's loopback interface, open to this user only.
+"""Give any IDE access to debugpy in a rank, through a port of the loopback interface that is open to this user only.
 
 DAP grants the right to run code, and has no passwords. A port of the loopback interface is open to every user of the
-machine, and the owner of a connection cannot be determined reliably. So a client must send a token: the printed launch
-configuration contains it, and IDEs send the configuration as arguments of the request ``attach``. Until then, nothing
-that the client sends reaches the rank; the gateway itself answers ``initialize``, which comes first. In addition, the
+machine, and the owner of a connection cannot be determined reliably. Therefore a client must send a token: the printed
+launch configuration contains it, and IDEs send the configuration as arguments of the request ``attach``. Nothing that
+the client sends before reaches the rank; the gateway itself answers ``initialize``, which comes first. In addition, the
 gateway immediately closes connections of other users, as reported by the operating system. Other connections do not
-affect a session. From the gateway on, everything goes through the actor runtime, to ranks of any host.
+affect a session. The gateway forwards all data through the actor runtime, to ranks on any host.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from monarch_kernel.private_files import is_own
 
 _CHUNK = 65536
 _LOOPBACK = "127.0.0.1"
-#: How long the rank may take for one step of a connection (seconds).
+#: The time limit for the rank to complete one step of a connection (seconds).
 TIMEOUT = 5.0
-#: How long a client may take to send the token (seconds), how many clients may be without it at a time, and how many
-#: bytes each may send before it.
+#: Limits for clients that have not sent the token: how long each may take (seconds), how many may be connected at a
+#: time, and how many bytes each may send.
 TOKEN_TIMEOUT = 20.0
 MOST_UNKNOWN = 8
 _MOST_BYTES = 256 * 1024
@@ -47,14 +47,14 @@ _REPLAYED = 2**30
 
 
 class Gateway:
-    """debugpy in one rank, at a port here.
+    """Serves debugpy of one rank at a port of this machine.
 
     Args:
         mesh: the proc mesh.
-        rank: the rank in it.
+        rank: the rank in the mesh.
 
     Raises:
-        RuntimeError: debugpy cannot run there now; the message says why.
+        RuntimeError: debugpy cannot run there now; the message gives the reason.
     """
 
     def __init__(self, mesh: ProcMesh, rank: int) -> None:
@@ -114,14 +114,14 @@ class Gateway:
             self._wake = -1
 
     def _end(self) -> None:
-        """Make the threads end; also called when the rank is gone."""
+        """End the threads. Also called when the rank is gone."""
         with self._lock:
             if self._wake >= 0:
                 os.write(self._wake, b"x")
 
     @property
     def is_open(self) -> bool:
-        """Whether the gateway still serves; it ends with the rank."""
+        """Whether the gateway still serves clients. It ends with the rank."""
         return self._thread.is_alive()
 
     def _serve(self) -> None:
@@ -130,7 +130,7 @@ class Gateway:
                 return
             try:
                 client, _ = self._listener.accept()
-            except OSError:  # the client has disconnected already, or this process has too many open files
+            except OSError:  # the client has already disconnected, or this process has too many open files
                 if self._over in _readable(self._over, timeout=ACCEPT_PAUSE):
                     return
                 continue
@@ -227,7 +227,7 @@ class _Handshake:
         self.requests = b""
 
     def run(self) -> _Handshake | None:
-        """Exchange messages until the client has sent the token; None if it did not send it, or is gone."""
+        """Exchange messages until the client has sent the token. Return None if it did not send it, or is gone."""
         try:
             return self if self._run() else None
         except (OSError, ValueError, TypeError, RecursionError):
@@ -250,13 +250,14 @@ class _Handshake:
                 if not self._take(content(message)):
                     return False
                 if self._attach:
-                    # No client sends anything before this request is answered; if one does, that data follows it.
+                    # No client sends anything before it receives the answer to this request; if one does, that data
+                    # follows it.
                     self.requests += b"".join(messages[number + 1 :]) + frames.rest
                     return True
         return False
 
     def _take(self, request: dict[str, Any]) -> bool:
-        """Handle one request; returns whether the client may continue."""
+        """Handle one request. Return whether the client may continue."""
         arguments = request.get("arguments")
         arguments = dict(arguments) if isinstance(arguments, dict) else {}
         command = request.get("command")
@@ -288,12 +289,12 @@ class _Handshake:
             pass  # it is gone, as the next read will show
 
     def is_replay(self, message: bytes) -> bool:
-        """Whether this is debugpy's answer to a request that the gateway has already answered."""
+        """Return whether this is debugpy's answer to a request that the gateway has already answered."""
         return b'"initialize"' in message and content(message).get("request_seq") == _REPLAYED
 
 
 def _readable(*fds: int, timeout: float | None = None) -> list[int]:
-    """Wait until some of these descriptors are readable; ``select`` does not accept those above 1,023."""
+    """Wait until some of these descriptors are readable. (``select`` does not accept descriptors above 1,023.)"""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)

@@ -1,7 +1,7 @@
-"""The ids by which a front end refers to objects of ranks: threads, frames, and values that have children.
+"""Assign the ids by which a front end refers to objects of ranks: threads, frames, and values that have children.
 
-They share one counter that begins at `BASE`, so none collides with an id of the kernel's own debugger, which begins at
-1 and counts slowly. No id is used twice: a front end may request an object that is long gone, and must not receive
+All kinds share one counter that begins at `BASE`, so no id collides with one of the kernel's own debugger, which begins
+at 1 and counts slowly. No id is reused: a front end may request an object that no longer exists, and must not receive
 another one.
 """
 
@@ -17,7 +17,7 @@ BASE = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class RankThread:
-    """A thread of a rank; `seat` 0 is the first that ever stopped, and represents the rank while none is stopped."""
+    """A thread of a rank. `seat` 0 is the first that ever stopped; it represents a rank without stopped threads."""
 
     mesh: str
     rank: int
@@ -65,7 +65,7 @@ class IdTable:
         self._named: dict[int, Named] = {}
 
     def thread(self, mesh: str, rank: int, ident: int | None = None) -> int:
-        """The id of a thread; it stays the same from stop to stop.
+        """Return the id of a thread. It stays the same from stop to stop.
 
         Args:
             mesh: the mesh of the thread.
@@ -80,19 +80,19 @@ class IdTable:
         return self._threads.get(thread) or self._threads.setdefault(thread, self._new(thread))
 
     def frame(self, key: Key, index: int) -> int:
-        """The id of a frame."""
+        """Return the id of a frame."""
         frame = FrameOf(key, index)
         return self._frame_ids.get(frame) or self._frame_ids.setdefault(frame, self._new(frame))
 
     def value(self, key: Key, ref: int, indexed: int = 0, scope: bool = False) -> int:
-        """The id of a value's children; 0 if it has none."""
+        """Return the id of a value's children; 0 if it has none."""
         if not ref:
             return 0
         value = ValueOf(key, ref, indexed, scope)
         return self._value_ids.get(value) or self._value_ids.setdefault(value, self._new(value))
 
     def named(self, number: object) -> Named | None:
-        """The object of an id; None if it is gone, or the id was never assigned."""
+        """Return the object of an id; None if it is gone, or the id was never assigned."""
         return self._named.get(number) if isinstance(number, int) else None
 
     def renew_frames(self, key: Key) -> None:
@@ -108,7 +108,7 @@ class IdTable:
         }
 
     def forget_rank(self, mesh: str, rank: int) -> list[int]:
-        """Forget the threads of a rank that has ended; returns their ids."""
+        """Forget the threads of a rank that has ended. Return their ids."""
         gone = [number for thread, number in self._threads.items() if (thread.mesh, thread.rank) == (mesh, rank)]
         self._threads = {thread: number for thread, number in self._threads.items() if number not in gone}
         self._seats.pop((mesh, rank), None)

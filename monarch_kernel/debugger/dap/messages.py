@@ -1,4 +1,4 @@
-"""Messages of the Debug Adapter Protocol as JSON objects, and the replies that every request can have."""
+"""Build messages of the Debug Adapter Protocol as JSON objects, and the replies that any request can have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Response = dict[str, Any]
 Event = dict[str, Any]
 """An event: `event` and `body`."""
 
-#: The bodies of replies to failed requests: front ends read the body without checking whether there is one.
+#: The bodies of replies to failed requests. Front ends read the body without checking whether it exists.
 _EMPTY: dict[str, Body] = {
     "threads": {"threads": []},
     "stackTrace": {"stackFrames": [], "totalFrames": 0},
@@ -39,17 +39,17 @@ class RequestError(Exception):
 
 
 def arguments_of(request: Request) -> Arguments:
-    """The arguments of a request; empty if it has none."""
+    """Return the arguments of a request; empty if it has none."""
     return request.get("arguments") or {}
 
 
 def response(request: Request, body: Mapping[str, Any]) -> Response:
-    """A reply to a request that has succeeded."""
+    """Build the reply to a request that has succeeded."""
     return {**_reply(request), "success": True, "body": dict(body)}
 
 
 def refusal(request: Request, why: str) -> Response:
-    """A reply to a request that has failed, with a body that every front end can read."""
+    """Build the reply to a request that has failed, with a body that every front end can read."""
     body = dict(_EMPTY.get(str(request.get("command")), {}))
     body["error"] = {"id": 1, "format": why.replace("{", "{{").replace("}", "}}"), "showUser": True}
     return {**_reply(request), "success": False, "message": why, "body": body}

@@ -1,4 +1,4 @@
-"""One front end's debugging session, as far as it concerns ranks: DAP requests in, replies and events out.
+"""Handle one front end's debugging session with ranks: DAP requests in, replies and events out.
 
 `RankSession` is independent of the transport. Requests are answered on the thread that calls `answer`, which may take
 as long as the mesh debugger does (it has deadlines). Events of the mesh debugger and of the kernel's own debugger
@@ -57,7 +57,7 @@ ERROR_FILTERS = [
         "default": False,
     }
 ]
-#: Front ends that show one thread, and have no list of threads.
+#: Front ends that show a single thread, and have no list of threads.
 _ONE_THREAD = ("", "jupyterlab")
 #: How many children of a value are returned to a front end that does not request a range of them.
 MOST_CHILDREN = 500
@@ -142,8 +142,10 @@ class RankSession:
             self._table.show_again()
 
     def close(self) -> None:
-        """End the session, as the front end has turned the debugger off: clear its breakpoints, and resume stopped
-        ranks unless another viewer controls them."""
+        """End the session because the front end has turned the debugger off.
+
+        Clears its breakpoints, and resumes stopped ranks unless another viewer controls them.
+        """
         if self._unsubscribe is not None:
             self._unsubscribe()
         self._debugger.clear(owner=OWNER)
@@ -179,16 +181,16 @@ class RankSession:
     # -- which requests are about ranks ------------------------------------------------------------
 
     def owns(self, request: Request) -> bool:
-        """Whether a request concerns a rank, and so is for `answer` instead of the kernel's own debugger."""
+        """Return whether a request concerns a rank, and so is for `answer`, not for the kernel's own debugger."""
         command = str(request.get("command"))
         arguments = arguments_of(request)
         if command in _OURS:
             return True
         number = next((arguments.get(name) for name in _NUMBERS if name in arguments), None)
         if isinstance(number, int) and number >= BASE:
-            return command in _BY_NUMBER  # it may be gone, and then `answer` reports that
+            return command in _BY_NUMBER  # the object may be gone; `answer` then reports that
         if command == "pause":
-            # JupyterLab's button means pause until it receives a stop, and the running code may well be on ranks.
+            # JupyterLab's button sends "pause" until it receives a stop, and the running code may be on ranks.
             return not self._table.lists_threads and (self._table.shows_stop or bool(self._waited()))
         if command in _BY_THREAD:
             return self._table.names_stop(arguments)
@@ -197,7 +199,7 @@ class RankSession:
     # -- replies -----------------------------------------------------------------------------------
 
     def answer(self, request: Request) -> Response:
-        """The reply to a request that `owns` assigns to ranks; never raises."""
+        """Return the reply to a request that `owns` assigns to ranks; never raises."""
         try:
             body = self._answers[str(request.get("command"))](arguments_of(request))
         except (RequestError, DriverError, LookupError, ValueError, TypeError, RuntimeError, TimeoutError) as error:
@@ -352,20 +354,20 @@ class RankSession:
     # -- all ranks ---------------------------------------------------------------------------------
 
     def focus(self, rank: int, mesh: str | None = None) -> str:
-        """Make the front end show a stopped rank; returns its name. See `StopTable.focus`."""
+        """Make the front end show a stopped rank. Return the name of the rank. See `StopTable.focus`."""
         return self._table.focus(rank, mesh)
 
     def state(self) -> DebugState:
-        """What all ranks of all meshes are doing."""
+        """Return what all ranks of all meshes are doing."""
         return self._table.state()
 
     def threads(self) -> list[Body]:
-        """The ranks as threads: the stopped ones, by location, and the others."""
+        """Return the ranks as threads: the stopped ones, by location, and the others."""
         return self._table.threads()
 
     @property
     def stopped_threads(self) -> list[int]:
-        """For `debugInfo`: the threads that a newly connected front end shows."""
+        """Return the threads that a newly connected front end shows, for `debugInfo`."""
         return self._table.stopped_threads
 
     def _focus(self, arguments: Arguments) -> Body:
@@ -377,7 +379,7 @@ class RankSession:
     # -- shared by ranks and the kernel ----------------------------------------------------------------
 
     def set_breakpoints(self, arguments: Arguments, kernel: Iterable[Body] | None) -> list[Body]:
-        """Make ranks stop at these lines of a file, and no others; returns the result for each.
+        """Make ranks stop at exactly these lines of a file. Return the result for each.
 
         Args:
             arguments: the arguments of `setBreakpoints`.
@@ -407,7 +409,7 @@ class RankSession:
         ]
 
     def set_exception_filters(self, filters: Iterable[str]) -> list[str]:
-        """Make ranks stop at failures, or no longer; returns the remaining filters for the kernel's own debugger."""
+        """Enable or disable stops at failures on ranks. Return the remaining filters, for the kernel's own debugger."""
         filters = list(filters)
         wanted = ERROR_FILTER in filters
         if wanted and self._error_breakpoint is None:
@@ -419,7 +421,7 @@ class RankSession:
         return [each for each in filters if each != ERROR_FILTER]
 
     def source(self, path: str) -> str:
-        """The text of a file, from a stopped rank that has it; "" if none does."""
+        """Return the text of a file, from a stopped rank that has it; "" if none does."""
         at = self._table.stop_with_file(path)
         if at is None:
             return ""

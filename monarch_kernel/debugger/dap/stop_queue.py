@@ -1,9 +1,9 @@
-"""Selects the stopped thread that a front end shows; the others wait in a queue.
+"""Select the stopped thread that a front end shows. The others wait in a queue.
 
-JupyterLab shows one thread, the one in the last `stopped` event. It has no list of threads, and takes a `continued`
-event of any thread for the end of the stop that it shows. So it is notified of one stop at a time, and the others wait
-here. A front end with a list of threads (VS Code) is notified of every stop immediately, and keeps its focus unless an
-event changes it.
+JupyterLab shows one thread, the one in the last `stopped` event. It has no list of threads, and treats a `continued`
+event of any thread as the end of the stop that it shows. It is therefore notified of one stop at a time, and the others
+wait here. A front end with a list of threads (VS Code) is notified of every stop immediately, and keeps its focus
+unless an event changes it.
 
 The kernel's own threads and those of ranks share one queue. Pure: events in, events out.
 """
@@ -35,7 +35,7 @@ class StopQueue:
 
     @property
     def threads(self) -> list[int]:
-        """The stopped threads: the shown one first, then those that wait, in the order in which they stopped."""
+        """Return the stopped threads: the shown one first, then the waiting ones in the order of their stops."""
         return sorted(self._stopped, key=lambda thread: thread != self.shown)
 
     def stopped(self, thread: int, body: Body) -> list[Event]:
@@ -86,7 +86,7 @@ class StopQueue:
         self.moving = None
 
     def overdue(self) -> list[Event]:
-        """Show another thread, since the step takes long (in a collective that waits for other ranks, for example)."""
+        """Show another thread, because the step takes long (for example in a collective that waits for other ranks)."""
         thread, self.moving = self.moving, None
         if thread is None or thread in self._stopped:
             return []

@@ -1,4 +1,4 @@
-"""The stopped ranks as a front end sees them: their ids, and the one that is shown."""
+"""Track the stopped ranks as a front end sees them: their ids, and the one that is shown."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class StopTable:
         self._thread_of: dict[Key, int] = {}
         self._kernel_threads: set[int] = set()
         self._steps = 0
-        self._step_from: Key | None = None  # the stop of a rank at which the last step began
+        self._step_from: Key | None = None  # the rank's stop at which the last step began
 
     def _send(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -160,7 +160,7 @@ class StopTable:
                 self._begin_step(self._queue.shown)
 
     def show_again(self) -> bool:
-        """Report the current stops to the front end again; returns whether one of them is shown."""
+        """Report the current stops to the front end again. Return whether one of them is shown."""
         with self._lock:
             self._send(self._queue.show_again())
             return self._queue.shown is not None
@@ -168,17 +168,17 @@ class StopTable:
     # -- the subject of a request ------------------------------------------------------------------
 
     def names_stop(self, arguments: Arguments) -> bool:
-        """Whether the `threadId` of a request names a stopped rank."""
+        """Return whether the `threadId` of a request names a stopped rank."""
         with self._lock:
             return self._key_of(arguments) is not None
 
     def names_frame(self, arguments: Arguments) -> bool:
-        """Whether the `frameId` of a request names a frame of a rank."""
+        """Return whether the `frameId` of a request names a frame of a rank."""
         with self._lock:
             return self._frame_of(arguments) is not None
 
     def stop_at(self, arguments: Arguments) -> RankStop:
-        """The stop that a request with a `threadId` refers to. Raises RequestError if it is over."""
+        """Return the stop that a request with a `threadId` refers to. Raises RequestError if it is over."""
         with self._lock:
             at = self._at.get(key) if (key := self._key_of(arguments)) is not None else None
         if at is None:
@@ -186,7 +186,7 @@ class StopTable:
         return at
 
     def stop_of(self, key: Key) -> RankStop:
-        """The stop of that key. Raises RequestError if it is over."""
+        """Return the stop of that key. Raises RequestError if it is over."""
         with self._lock:
             at = self._at.get(key)
         if at is None:
@@ -194,13 +194,13 @@ class StopTable:
         return at
 
     def thread_named(self, number: object) -> RankThread | None:
-        """The thread of a rank with this id, stopped or not."""
+        """Return the thread of a rank with this id, stopped or not; None if there is none."""
         with self._lock:
             named = self._ids.named(number)
         return named if isinstance(named, RankThread) else None
 
     def frame_at(self, arguments: Arguments) -> FrameOf:
-        """The frame that a request with a `frameId` refers to. Raises RequestError if its stop is over."""
+        """Return the frame that a request with a `frameId` refers to. Raises RequestError if its stop is over."""
         with self._lock:
             frame = self._frame_of(arguments)
         if frame is None:
@@ -208,7 +208,7 @@ class StopTable:
         return frame
 
     def value_at(self, arguments: Arguments) -> ValueOf:
-        """The value that a request with a `variablesReference` names. Raises RequestError if its stop is over."""
+        """Return the value that a request's `variablesReference` names. Raises RequestError if its stop is over."""
         with self._lock:
             value = self._ids.named(arguments.get("variablesReference"))
         if not isinstance(value, ValueOf):
@@ -216,7 +216,7 @@ class StopTable:
         return value
 
     def stop_with_file(self, path: str) -> RankStop | None:
-        """A stop that has a frame in this file."""
+        """Return a stop that has a frame in this file; None if there is none."""
         with self._lock:
             return next((at for at in self._at.values() if any(frame.file == path for frame in at.stop.frames)), None)
 
@@ -251,12 +251,12 @@ class StopTable:
     # -- ids ---------------------------------------------------------------------------------------
 
     def frame_ids(self, at: RankStop, indices: Sequence[int]) -> list[int]:
-        """The ids of frames of a stop."""
+        """Return the ids of frames of a stop."""
         with self._lock:
             return [self._ids.frame(at.key, index) for index in indices]
 
     def value_id(self, key: Key, ref: int, indexed: int = 0, scope: bool = False) -> int:
-        """The id of a value of a stop; 0 if it has no children."""
+        """Return the id of a value of a stop; 0 if it has no children."""
         with self._lock:
             return self._ids.value(key, ref, indexed, scope)
 
@@ -268,7 +268,7 @@ class StopTable:
     # -- resuming ----------------------------------------------------------------------------------
 
     def begin_move(self, arguments: Arguments, how: str) -> list[RankStop]:
-        """The stops that a request resumes; the request decides whether the shown one is shown again.
+        """Return the stops that a request resumes. The request decides whether the shown one is shown again.
 
         Args:
             arguments: the arguments of the request.
@@ -291,7 +291,7 @@ class StopTable:
         return stops
 
     def move_refused(self, stops: Iterable[RankStop]) -> None:
-        """Handle that the debugger has rejected the move: queue the stops again that are not over."""
+        """Handle that the debugger has rejected the move. Queue the stops again that are not over."""
         with self._lock:
             self._queue.hold()
             for at in stops:
@@ -306,7 +306,7 @@ class StopTable:
                 self._begin_step(self._queue.shown)
 
     def _together(self, at: RankStop) -> list[RankStop]:
-        """The stops that Continue resumes: if the front end shows one thread, those of all ranks of its mesh."""
+        """Return the stops that Continue resumes: if the front end shows one thread, those of all ranks of its mesh."""
         if self._queue.lists_threads or not at.stop.thread:
             return [at]
         return [each for each in self._at.values() if each.mesh == at.mesh and each.stop.thread]
@@ -328,14 +328,14 @@ class StopTable:
     # -- the shown rank ----------------------------------------------------------------------------
 
     def focus(self, rank: int, mesh: str | None = None) -> str:
-        """Make the front end show a stopped rank; returns its name.
+        """Make the front end show a stopped rank. Return the name of the rank.
 
         Args:
             rank: the rank; if several of its threads are stopped, the one after the shown thread.
             mesh: the name of its mesh; may be None if the rank is stopped in one mesh only.
 
         Raises:
-            RequestError: it is not stopped, or it is ambiguous.
+            RequestError: the rank is not stopped, or is ambiguous.
         """
         with self._lock:
             stopped = [at for at in self._at.values() if mesh in (None, at.mesh)]
@@ -356,7 +356,7 @@ class StopTable:
     # -- all ranks ---------------------------------------------------------------------------------
 
     def state(self) -> DebugState:
-        """What all ranks of all meshes are doing."""
+        """Return what all ranks of all meshes are doing."""
         with self._lock:
             shown = self._shown_key()
             by_rank: dict[tuple[str, int], list[RankStop]] = {}
@@ -397,7 +397,7 @@ class StopTable:
         }
 
     def threads(self) -> list[Body]:
-        """The ranks as threads: the stopped ones, by location, and the others."""
+        """Return the ranks as threads: the stopped ones, by location, and the others."""
         with self._lock:
             found: dict[int, str] = {}
             for mesh in self._meshes():
@@ -415,13 +415,13 @@ class StopTable:
 
     @property
     def stopped_threads(self) -> list[int]:
-        """For `debugInfo`: the threads that a newly connected front end shows."""
+        """Return the threads that a newly connected front end shows, for `debugInfo`."""
         with self._lock:
             threads = self._queue.threads
             return threads if self._queue.lists_threads else threads[:1]
 
     def frame_prefix(self, at: RankStop) -> str:
-        """The prefix of the names of a stop's frames: its rank, if the front end has no list of threads."""
+        """Return the prefix of the names of a stop's frames: its rank, if the front end has no list of threads."""
         return "" if self._queue.lists_threads else f"[{self._rank_name(at.mesh, at.rank)}] "
 
     def _thread_name(self, mesh: str, rank: int, point: Mapping[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""Translates between the Debug Adapter Protocol and the mesh debugger. Pure functions."""
+"""Translate between the Debug Adapter Protocol and the mesh debugger. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REASONS = {"breakpoint()": "breakpoint", "post mortem": "exception"}
 #: The requests that resume a stopped thread, and the `how` of `MeshDebugger.resume` for each.
 MOVES = {"continue": "continue", "next": "next", "stepIn": "step", "stepOut": "out"}
 
-# Names that every module has, and those that a debugger or a shell leaves there.
+# Names that every module has, and names that a debugger or a shell adds to it.
 _HIDDEN = re.compile(r"__\w+__|_+|_i+|_i?\d+|_[oid]h")
 _HITS = re.compile(r"\s*(?P<op>==?|>=?)?\s*(?P<count>\d+)\s*")
 
@@ -51,7 +51,7 @@ def breakpoint_of(asked: Arguments) -> BreakpointLine:
 
 
 def breakpoint_reply(kernel: Mapping[str, object] | None, ranks: MeshBreakpoint | str, asked: Arguments) -> Body:
-    """The state of a breakpoint, in the kernel and on ranks.
+    """Build the reply about a breakpoint's state in the kernel and on ranks.
 
     Args:
         kernel: the reply of the kernel's own debugger.
@@ -79,7 +79,7 @@ def _joined(reply: Body, said: Sequence[str]) -> str:
 
 
 def stopped_body(at: RankStop) -> Body:
-    """The body of the `stopped` event; `StopQueue` adds the thread."""
+    """Build the body of the `stopped` event. `StopQueue` adds the thread."""
     body: Body = {"reason": REASONS.get(at.stop.reason, at.stop.reason)}
     if at.stop.text:
         body["description"] = body["text"] = at.stop.text
@@ -87,7 +87,7 @@ def stopped_body(at: RankStop) -> Body:
 
 
 def frame_reply(frame: StopFrame, number: int, prefix: str) -> Body:
-    """One of `stackTrace`'s frames."""
+    """Build one of the frames of `stackTrace`."""
     reply: Body = {
         "id": number,
         "name": f"{prefix}{frame.name}",
@@ -102,12 +102,12 @@ def frame_reply(frame: StopFrame, number: int, prefix: str) -> Body:
 
 
 def is_shown(variable: str) -> bool:
-    """Whether a variable of a scope is shown: not names like `__name__`, nor those of a shell's history."""
+    """Return whether a variable of a scope is shown: not names like `__name__`, nor those of a shell's history."""
     return _HIDDEN.fullmatch(variable) is None
 
 
 def value_reply(value: Variable, number: int, variable: bool = False) -> Body:
-    """One of `variables`' variables; with `variable`, its name is an expression of the frame."""
+    """Build one of the variables of `variables`; with `variable`, its name is an expression of the frame."""
     reply: Body = {
         "name": value.name,
         "value": value.value,
@@ -120,7 +120,7 @@ def value_reply(value: Variable, number: int, variable: bool = False) -> Body:
 
 
 def evaluation_reply(found: Evaluation, number: int) -> Body:
-    """The body of the reply to `evaluate`."""
+    """Build the body of the reply to `evaluate`."""
     reply: Body = {"result": found.text, "type": found.type, "variablesReference": number}
     return _counted(reply, found.named, found.indexed)
 

@@ -1,4 +1,4 @@
-"""When ranks entered collectives, from PyTorch's records. The structs are also the file format."""
+"""The times at which ranks entered collectives, from PyTorch's records. The structs are also the file format."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class TimedCollective(msgspec.Struct, frozen=True):
 
     Attributes:
         group: the name of the process group, the same on all its ranks.
-        number: which collective of the group it is.
-        op: what the backend does: `all_reduce`.
+        number: the number of the collective in its group.
+        op: the operation of the backend: `all_reduce`.
         name: the function that user code called: `all_gather_object`.
-        place: the line of user code that called it; None if it is not known.
+        place: the line of user code that called it; None if unknown.
         entered: when the rank called it, by the clock of its host (seconds since 1970).
-        seconds: how long the rank was in it; 0 if it is not known.
+        seconds: how long the rank was in it; 0 if unknown.
     """
 
     group: str
@@ -33,13 +33,13 @@ class CollectiveTimes(msgspec.Struct, frozen=True):
     """The latest collectives of a rank.
 
     Attributes:
-        rank: in its mesh.
-        dist_rank: in `torch.distributed`; -1 if it is in no process group.
-        world: tells one `torch.distributed` from another.
-        clock: equal for ranks whose hosts' clock is the same.
+        rank: the rank in its mesh.
+        dist_rank: the rank in `torch.distributed`; -1 if it is in no process group.
+        world: identifies the instance of `torch.distributed`.
+        clock: equal for ranks whose hosts share a clock.
         host: its host.
-        groups: the ranks in `torch.distributed` of each group, by its name.
-        calls: in the order in which it called them.
+        groups: by name, the members of each group as ranks of `torch.distributed`.
+        calls: the collectives, in the order in which the rank called them.
     """
 
     rank: int

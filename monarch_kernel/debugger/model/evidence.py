@@ -1,4 +1,4 @@
-"""What a rank reports about itself, from which it is judged why ranks wait. Plain values that cross from the ranks."""
+"""Evidence that a rank reports about itself. The verdict why ranks wait is derived from it. Plain picklable values."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Literal
 
 from monarch_kernel.debugger.source_locations import SourceLocation
 
-#: What a rank is doing, as far as it can tell by itself.
+#: States of a rank, as far as the rank itself can determine them.
 WAITS = "waits"  # for other ranks, in torch.distributed
 LOADS = "loads"  # in a data loader
 RUNS = "runs"  # in user code that made progress between the two samples, or used the processor
 STANDS = "stands"  # in user code that made no progress between the two samples
 PAUSED = "paused"  # a debugger has stopped it
 IDLE = "idle"  # no user code runs
-#: What others report of a rank that did not answer.
+#: States of a rank that did not answer, as others report them.
 DEAD = "dead"
 SILENT = "silent"  # its host agent knows that it does not run: stopped by a signal, for instance
 LATE = "late"  # it did not answer in time, for an unknown reason
-UNREAD = "unread"  # it was to be read from outside, and could not be
+UNREAD = "unread"  # it could not be read from outside
 UNASKED = "unasked"  # the caller left it out
 
-#: The name of a process group of which a process that is read from outside does not tell which one it is.
+#: The name of a process group that is unknown because its process was read from outside.
 UNSEEN_GROUP = "?"
 
 WaitKind = Literal["collective", "recv", "send", "group", "work", "call"]
@@ -33,17 +33,17 @@ started earlier, of which nothing more is known; the answer to a call of an endp
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation of `torch.distributed` (a collective, mostly), or a call of an endpoint, as one rank called it.
+    """An operation of `torch.distributed` (mostly a collective), or a call of an endpoint, as one rank called it.
 
     Attributes:
         group: the name of the process group, the same on all its ranks.
-        number: which collective of the group it is, from 1; 0 where that is not known.
-        op: what the backend does: `all_reduce`.
-        name: the function that user code called: `all_gather_object`; of a call, the endpoint.
-        shapes: of the input tensors.
-        dtypes: of the input tensors.
+        number: the number of the collective in its group, from 1; 0 if unknown.
+        op: the operation of the backend: `all_reduce`.
+        name: the function that user code called: `all_gather_object`; for a call, the endpoint.
+        shapes: the shapes of the input tensors.
+        dtypes: the types of the input tensors.
         place: the line of user code that called it.
-        done: it has ended on this rank.
+        done: whether it has ended on this rank.
     """
 
     group: str
@@ -57,20 +57,20 @@ class Operation:
 
     @property
     def elements(self) -> int:
-        """How many elements go in."""
+        """The number of input elements."""
         return sum(math.prod(shape) for shape in self.shapes)
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What a thread of a rank waits for.
+    """An operation that a thread of a rank waits for.
 
     Attributes:
-        operation: the collective; one without a number where the backend keeps no record of it.
-        kind: what it waits for.
-        peer: the rank in `torch.distributed` that is received from or sent to; -1 where that is not known.
+        operation: the collective; without a number if the backend keeps no record of it.
+        kind: the kind of wait.
+        peer: the rank in `torch.distributed` that is received from or sent to; -1 if unknown.
         root: the source or destination rank that the operation names; -1 for none.
-        members: the ranks in `torch.distributed` that a group is made of.
+        members: the ranks in `torch.distributed` from which a group is being created.
         place: the line of user code that waits; the operation may have been called at another one.
         procs: the ids of the procs whose answers to a call are missing.
     """
@@ -89,10 +89,10 @@ class ProcessGroup:
     """A process group of `torch.distributed`.
 
     Attributes:
-        name: the same on all its ranks.
-        desc: what it is for, in the words of the program.
+        name: its name, the same on all its ranks.
+        desc: its purpose, in the words of the program.
         ranks: its members, as ranks of `torch.distributed`.
-        timeout: after how long its operations time out (seconds); 0 where that is not known.
+        timeout: the timeout of its operations (seconds); 0 if unknown.
     """
 
     name: str
@@ -108,9 +108,9 @@ class UserException:
     Attributes:
         text: type and message, in one line.
         place: the innermost line of user code.
-        cell: the cell that it ended, if it was one.
+        cell: the cell that it ended; "" if it was none.
         when: `time.time()` on that rank.
-        of_peer: it says no more than that another rank is gone, or has not arrived.
+        of_peer: whether it reports only that another rank is gone, or has not arrived.
         root: the file where user code began.
     """
 
@@ -124,30 +124,30 @@ class UserException:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of one rank of a mesh.
+    """Known facts about one rank of a mesh.
 
     Attributes:
-        rank: in the mesh.
+        rank: the rank in the mesh.
         state: one of the states above.
-        why: in words, for ranks that could not answer: the cause of death, or why they are silent.
+        why: the reason in words, if the rank could not answer: the cause of death, or why it is silent.
         dist_rank: the rank in `torch.distributed`; -1 if it is in no process group.
-        world: tells one `torch.distributed` of a mesh from another one.
+        world: distinguishes instances of `torch.distributed` on a mesh.
         groups: the process groups that it is in, by name.
         history: the latest collectives in each group, by number.
-        waits: what its threads wait for.
+        waits: the operations that its threads wait for.
         place: the innermost line of user code.
         stack: the lines of user code, outermost first.
-        failure: what ended user code here, if that is why none runs.
-        endpoint: what runs: the actor and its endpoint, or `cell`.
+        failure: the exception that ended user code, if that is why none runs.
+        endpoint: the running code: the actor and its endpoint, or `cell`.
         cell: the notebook cell that it runs for; "" for none.
-        ident: of all threads that run user code: where exactly they are.
+        ident: the exact positions of all threads that run user code.
         ticks: the processor time of these threads so far.
-        counts: how many operations each group has counted, `send` and `recv` included; for backends without a record.
-        answered: the rank itself has reported this.
+        counts: how many operations each group has counted, including `send` and `recv`; for backends without a record.
+        answered: whether the rank itself has reported this.
         proc: the id of its proc.
-        signal: that ended it, if one did.
-        doing: the operation on a tensor that it runs for a controller, such as `aten::mm`; "" for none.
-        issued: the engine and the record of that operation: the controller knows which of its lines issued it.
+        signal: the signal that ended it, if one did.
+        doing: the tensor operation that it runs for a controller, such as `aten::mm`; "" for none.
+        issued: the engine and the record of that operation, from which the controller finds the line that issued it.
     """
 
     rank: int
@@ -173,12 +173,12 @@ class Evidence:
     issued: tuple[str, int] | None = None
 
     def last(self, group: str) -> int:
-        """The number of the last collective of a group that it has entered; 0 for none."""
+        """Return the number of the last collective of a group that it has entered; 0 for none."""
         calls = self.history.get(group, ())
         return calls[-1].number if calls else 0
 
     def at(self, group: str, number: int) -> Operation | None:
-        """Its collective of that number in a group, if it is still recorded."""
+        """Return its collective of that number in a group, if it is still recorded."""
         calls = self.history.get(group, ())
         if not calls:
             return None

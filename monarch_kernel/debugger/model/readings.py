@@ -1,6 +1,6 @@
-"""What a rank reports about a value: a `Leaf` for each part that has no parts itself, and a `Reading` for the whole.
+"""Readings of a value that a rank reports: a `Leaf` for each part without parts, and a `Reading` for the whole.
 
-Only these are sent. They hold digests and figures, never the contents of an array. Pure, standard library only.
+Ranks send only these. They hold digests and figures, never the contents of an array. Pure, standard library only.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-#: Bytes of a digest: two different contents have the same digest with a probability of 2**-128.
+#: The size of a digest in bytes: two different contents have the same digest with a probability of 2**-128.
 DIGEST = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Figures about the elements of an array. NaN and infinite elements are counted, and left out of the others.
+    """Figures about the elements of an array.
+
+    NaN and infinite elements are counted, but excluded from the other figures.
 
     Attributes:
-        norm: the Euclidean norm; None where it was not computed (integers).
-        low: the smallest element; None where there is none, or no order.
+        norm: the Euclidean norm; None if it was not computed (integers).
+        low: the smallest element; None if there is none, or no order.
         high: the largest element, likewise.
-        nans: how many elements are NaN.
-        infs: how many elements are infinite.
+        nans: the number of NaN elements.
+        infs: the number of infinite elements.
     """
 
     norm: float | None = None
@@ -34,7 +36,7 @@ class Stats:
     infs: int = 0
 
     def text(self) -> str:
-        """The figures in one line: `norm 12.4, min -3, max 4.1, NaN 2`."""
+        """Format the figures in one line: `norm 12.4, min -3, max 4.1, NaN 2`."""
         parts: list[str] = []
         if self.norm is not None:
             parts.append(f"norm {figure(self.norm)}")
@@ -48,7 +50,7 @@ class Stats:
 
     @staticmethod
     def over(many: Iterable[Stats]) -> Stats:
-        """The figures of several arrays together."""
+        """Combine the figures of several arrays."""
         found = list(many)
         norms = [each.norm for each in found if each.norm is not None]
         lows = [each.low for each in found if each.low is not None]
@@ -66,20 +68,20 @@ class Stats:
 class Leaf:
     """A part of a value.
 
-    Two parts are equal when kind, facts and content are; the memory layout of an array does not count, nor on which of
-    several devices of one kind it is.
+    Two parts are equal if their kinds, facts and contents are equal. The memory layout of an array does not count, nor
+    does its device among several of one kind.
 
     Attributes:
-        path: the way there from the value: `.weight`, `['a'][0]`, a parameter's name; "" for the value itself.
-        kind: `tensor`, `array`, `number`, `text`, `module`, `unread` (it could not be read; `text` says why).
-        facts: what must agree before contents can be compared: `float32 [3, 4]`, or the type.
-        text: the part as it is shown, of bounded length.
-        content: the digest of what it contains.
-        size: how many elements an array has.
-        shape: of an array.
-        number: the value, where it is one number.
-        stats: of an array.
-        part: which shard of a whole this is; ranks that hold different shards cannot be compared.
+        path: the path from the value to the part: `.weight`, `['a'][0]`, a parameter's name; "" for the value itself.
+        kind: `tensor`, `array`, `number`, `text`, `module`, `unread` (it could not be read; `text` gives the reason).
+        facts: facts that must be equal for contents to be comparable: `float32 [3, 4]`, or the type.
+        text: the displayed text of the part, of bounded length.
+        content: the digest of the contents.
+        size: the number of elements of an array.
+        shape: the shape of an array.
+        number: the value, if it is one number.
+        stats: figures of an array.
+        part: the shard that the rank holds. Different shards cannot be compared.
     """
 
     path: str
@@ -100,7 +102,7 @@ class Leaf:
 
     @property
     def digest(self) -> bytes:
-        """Equal for equal parts."""
+        """A key that is equal for equal parts."""
         return digest_of(self.kind.encode(), self.facts.encode(), self.part.encode(), self.content)
 
 
@@ -111,16 +113,16 @@ class Reading:
     Attributes:
         digest: equal on ranks with equal values.
         text: the value in one line.
-        leaves: how many parts it has.
+        leaves: the number of its parts.
         arrays: how many of them are arrays.
-        elements: how many elements those have in all.
-        stats: of all arrays together; None if there are none.
-        number: the value, where it is one number.
-        part: which shard of a whole the rank holds; "" if it is not sharded.
+        elements: the total number of elements of these arrays.
+        stats: the figures of all arrays together; None if there are none.
+        number: the value, if it is one number.
+        part: the shard that the rank holds; "" if the value is not sharded.
         unread: parts that could not be read, and why.
-        sampled: what was left out, as a sentence; "" if all was read.
-        where: where the expression was evaluated, if that may differ from rank to rank; "" otherwise.
-        seconds: how long it took to evaluate and read it.
+        sampled: the parts that were left out, as a sentence; "" if all were read.
+        where: where the expression was evaluated, if that may differ between ranks; else "".
+        seconds: how long it took to evaluate and read the value.
     """
 
     digest: bytes
@@ -143,12 +145,12 @@ class Contrast:
 
     Attributes:
         index: the first element that differs, in each dimension; None if none does.
-        ours: that element on the rank asked, as text.
-        theirs: that element on the rank it was compared with, as text.
-        count: how many elements differ.
+        ours: that element on the queried rank, as text.
+        theirs: that element on the reference rank, as text.
+        count: the number of elements that differ.
         most: the largest absolute difference of finite elements; None if there is no such pair.
         relative: the largest difference relative to the larger of the two magnitudes, likewise.
-        compared: how many elements were compared.
+        compared: the number of elements that were compared.
     """
 
     index: tuple[int, ...] | None = None
@@ -161,7 +163,7 @@ class Contrast:
 
 
 def digest_of(*parts: bytes) -> bytes:
-    """A digest of parts in their order; where one part ends and the next begins counts."""
+    """Compute a digest of parts in their order. The boundaries between parts count."""
     made = hashlib.blake2b(digest_size=DIGEST)
     for part in parts:
         made.update(len(part).to_bytes(8, "little"))
@@ -170,23 +172,23 @@ def digest_of(*parts: bytes) -> bytes:
 
 
 def root_digest(leaves: Iterable[Leaf]) -> bytes:
-    """The digest of a whole: the order of its parts does not count, just as that of a dictionary's keys."""
+    """Compute the digest of a whole. The order of its parts does not count, like that of a dictionary's keys."""
     return digest_of(*sorted(digest_of(leaf.path.encode(), leaf.digest) for leaf in leaves))
 
 
 def figure(number: float) -> str:
-    """A number with up to six digits: `0.5`, `1e-08`, `12345.7`."""
+    """Format a number with up to six digits: `0.5`, `1e-08`, `12345.7`."""
     return f"{number:.6g}"
 
 
 def short(text: str, limit: int = 200) -> str:
-    """`text` in one line of at most `limit` characters."""
+    """Return `text` as one line of at most `limit` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 def shown(item: Any) -> str:
-    """An element of an array as text."""
+    """Format an element of an array."""
     return figure(item) if isinstance(item, float) and math.isfinite(item) else str(item)
 
 

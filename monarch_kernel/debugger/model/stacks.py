@@ -6,17 +6,17 @@ from typing import NamedTuple
 
 from monarch_kernel.debugger.source_locations import USER, SourceLocation
 
-#: What a stack belongs to.
-CODE = "code"  # a cell, or what else a tool runs for the user
-ENDPOINT = "endpoint"  # of one of the user's actors
+#: The kinds of code that a stack belongs to.
+CODE = "code"  # a cell, or other code that a tool runs for the user
+ENDPOINT = "endpoint"  # an endpoint of one of the user's actors
 PROGRAM = "program"  # the main thread of a job's own program
-OPERATION = "operation"  # on a tensor, that a controller has issued
-TASK = "task"  # of asyncio
-THREAD = "thread"  # the user's, or a library's
+OPERATION = "operation"  # an operation on a tensor that a controller has issued
+TASK = "task"  # a task of asyncio
+THREAD = "thread"  # a thread of the user or of a library
 
-NATIVE = "native"  # a kind of code, beside those of `source_locations`
+NATIVE = "native"  # a kind of code, in addition to those of `source_locations`
 
-#: The frames of one stack that are sent, at most: so many at its outer end, so many at its inner one.
+#: The maximum number of frames of one stack that are sent, at its outer and at its inner end.
 OUTER_FRAMES, INNER_FRAMES = 40, 160
 
 
@@ -25,10 +25,10 @@ class StackFrame(NamedTuple):
 
     Attributes:
         place: file, line, function, and the kind of code.
-        source: the line of user code without its indentation; '' where it is not known, or not user code.
-        span: the columns of `source` that run now (from, to); (0, 0) where that is not known, or is all of it.
-        times: how often it calls itself, in a recursion.
-        left_out: how many frames before this one were left out of a very deep stack.
+        source: the line of user code without its indentation; '' if unknown, or not user code.
+        span: the columns of `source` that are executing (from, to); (0, 0) if unknown, or the whole line.
+        times: its recursion depth; 1 without recursion.
+        left_out: the number of frames before this one that were left out of a very deep stack.
     """
 
     place: SourceLocation
@@ -48,13 +48,14 @@ class Stack(NamedTuple):
 
     Attributes:
         kind: `ENDPOINT`, `CODE`, `PROGRAM`, `OPERATION`, `TASK` or `THREAD`.
-        name: `actor.endpoint`, the operation, or the name of the task or thread (without what differs between ranks).
+        name: `actor.endpoint`, the operation, or the name of the task or thread (without parts that differ between
+            ranks).
         frames: from the outermost to the innermost.
         thread: the identifier of its thread (`threading.get_ident`); 0 for a task that waits.
-        state: what is special about it, as a phrase: it is stopped, or holds the interpreter lock, for instance.
-        cell: the id of the notebook's cell that has called the endpoint; "" for none.
-        values: local variables of the innermost frame of user code, as text; only if asked for.
-        issued: of an operation, the engine and the record: the controller knows which of its lines issued that.
+        state: its special state, as a phrase: for example, it is stopped, or holds the GIL.
+        cell: the id of the notebook cell that has called the endpoint; "" for none.
+        values: local variables of the innermost frame of user code, as text; only on request.
+        issued: for an operation, its engine and record, from which the controller finds the line that issued it.
     """
 
     kind: str
@@ -68,14 +69,14 @@ class Stack(NamedTuple):
 
 
 class StackSnapshot(NamedTuple):
-    """What one rank is doing. Without stacks it is idle, waiting for a message.
+    """The activity of one rank. A rank without stacks is idle: it waits for a message.
 
     Attributes:
         pid: the process.
-        stacks: those of user code, or all.
-        hidden: how many other threads there are.
-        outside: py-spy has read it, since the rank did not answer; it has no asyncio tasks.
-        note: what is wrong with the rank, as a clause; '' if nothing.
+        stacks: the stacks of user code, or all.
+        hidden: the number of other threads.
+        outside: whether py-spy has read it, because the rank did not answer; it then has no asyncio tasks.
+        note: the problem of the rank, as a clause; '' if none.
     """
 
     pid: int

@@ -1,4 +1,4 @@
-"""What crosses between a rank's tracer and the controller: breakpoints in, stops and values out.
+"""The data that a rank's tracer and the controller exchange: breakpoints in, stops and values out.
 
 Plain values that pickle. Standard library only.
 """
@@ -18,20 +18,20 @@ ANY_ERROR = "*"
 
 @dataclass(frozen=True, slots=True)
 class Breakpoint:
-    """Where to stop, and when.
+    """The location and the conditions of a stop.
 
     Attributes:
-        id: its number, from 1 on, which `Bound` and `Stop.breakpoint` repeat.
+        id: its number, from 1, which `Bound` and `Stop.breakpoint` repeat.
         file: a path, or the name that a cell was compiled under; see `source_locations.same_file` for what matches.
-        line: 1-based. On a line without code, the next line of the same function that has some.
-        condition: an expression of the frame; stop if it is true. If it raises, stop as well, and say so.
+        line: 1-based. For a line without code, the next line of the same function that has code.
+        condition: an expression of the frame; stop if it is true. If it raises, stop as well, and report it.
         hits: stop at the hit of that number and at all later ones; 0 means 1. Only hits with a true condition count.
-        first: only the first rank to get here stops; the tracer asks (see `StopTracer`).
-        differs: an expression; stop if ranks disagree on its value; the engine asks.
-        error: instead of a line: the name of an exception class (or of a class it derives from), bare or with its
-            module, or `ANY_ERROR`: stop where an endpoint or a cell has failed with it.
-        log: text to print in place of a stop; `{expression}` in it is evaluated.
-        together: names the point of the program from which on it counts (`rank.common_point`); "": at once.
+        first: only the first rank that arrives stops; the tracer asks the controller (see `StopTracer`).
+        differs: an expression; stop if ranks disagree on its value; the tracer asks the controller.
+        error: instead of a line: the name of an exception class (or of a base class of it), with or without its module,
+            or `ANY_ERROR`: stop where an endpoint or a cell has failed with it.
+        log: text to print instead of stopping; each `{expression}` in it is evaluated.
+        together: identifies the point of the program from which it takes effect (`rank.common_point`); "": immediately.
     """
 
     id: int
@@ -51,10 +51,10 @@ class Bound:
     """The state of a breakpoint in one process.
 
     Attributes:
-        id: the breakpoint's.
-        verified: code with that line is loaded. Otherwise, the breakpoint takes effect as soon as such code runs.
-        line: where it will stop, which may be after the requested line.
-        message: why it is not verified, or a note (on Python 3.11: what it costs); "" if there is nothing to say.
+        id: the id of the breakpoint.
+        verified: whether code with that line is loaded. If not, the breakpoint takes effect as soon as such code runs.
+        line: the line where it will stop, which may be after the requested line.
+        message: why it is not verified, or a note (on Python 3.11: what it costs); "" if there is none.
     """
 
     id: int
@@ -70,11 +70,12 @@ class StopFrame:
     Attributes:
         index: 0 is the innermost.
         name: the function's qualified name; `<module>` at the top level of a file or cell.
-        file: as the code was compiled under; at the controller, its own name for a file that was synced from it.
-        line: 1-based, the line that runs next (in frames further out: the line of the call).
-        user: user code: not ours, nor of the standard library or an installed package.
+        file: the name that the code was compiled under; at the controller, the controller's name for a file that it
+            synced.
+        line: 1-based, the line that runs next (in outer frames: the line of the call).
+        user: whether it is user code: not of this package, the standard library or an installed package.
         source: the text of the line without its indentation; "" if there is none.
-        loaded: the file as the code was compiled under, if `file` is the controller's name for it; otherwise "".
+        loaded: the name that the code was compiled under, if `file` is the controller's name for it; otherwise "".
     """
 
     index: int
@@ -91,19 +92,19 @@ class Stop:
     """A stopped thread, or the kept traceback of an error.
 
     Attributes:
-        id: grows from 1; never used again in this process.
+        id: a number that grows from 1 and is never reused in this process.
         reason: see `Reason`.
-        text: what to tell a person besides the reason: the error, how a condition failed, the text of `stop_here`.
+        text: details for the user besides the reason: the error, how a condition failed, the text of `stop_here`.
         breakpoint: the id of the breakpoint that was hit, or 0.
-        thread: its `threading.get_ident()`; 0 where there is none (post mortem).
+        thread: its `threading.get_ident()`; 0 if there is none (post mortem).
         thread_name: its name.
         frames: innermost first.
-        actor: the actor whose endpoint runs there; "" if none does.
+        actor: the actor whose endpoint runs there; "" for none.
         endpoint: that endpoint.
         cell: the id of the cell that it runs for.
         since: `time.time()` when it stopped.
-        steppable: next, step, out and until work; the frames of an error have ended, and can only be inspected.
-        of_peer: it is an error of a collective that another rank has caused, by failing or leaving.
+        steppable: whether next, step, out and until work. The frames of an error have ended, and can only be inspected.
+        of_peer: whether it is an error of a collective that another rank has caused, by failing or leaving.
     """
 
     id: int
@@ -152,9 +153,9 @@ class Variable:
         name: a variable, attribute, index or key.
         value: its short form, bounded in length.
         type: the name of its class.
-        ref: names it in requests for its children (`StopTracer.variables`) while the stop lasts; 0 if it has none.
+        ref: identifies it in requests for its children (`StopTracer.variables`) while the stop lasts; 0 if it has none.
         named: how many children have names or keys.
-        indexed: how many have an index; they come before those with names, and can be asked for in pages.
+        indexed: how many children have an index; they come before those with names, and can be requested in pages.
     """
 
     name: str
@@ -167,7 +168,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The value of an expression, as in `Variable`; `error` is its exception in one line ("" if none)."""
+    """The value of an expression, as in `Variable`. `error` is its exception in one line ("" if none)."""
 
     text: str
     type: str = ""
@@ -190,8 +191,8 @@ class Resumed:
 
     Attributes:
         stop: its id.
-        how: how it continued: as in `How`, or "interrupt" if an exception was raised into the thread. If a step then
-            ends without another stop, because user code has returned, the event comes once more, with "ran off".
+        how: the way in which it continued: as in `How`, or "interrupt" if an exception was raised into the thread. If a
+            step then ends without another stop, because user code has returned, a second event follows, with "ran off".
     """
 
     stop: int
@@ -199,7 +200,7 @@ class Resumed:
 
 
 class NotSteppable(RuntimeError):
-    """The stop cannot step, and nothing can run in it: its frames have ended."""
+    """The stop cannot step, and no code can run in it, because its frames have ended."""
 
 
 __all__ = [

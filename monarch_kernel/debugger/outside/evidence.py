@@ -1,8 +1,8 @@
-"""What py-spy has read of processes twice, as `Evidence` that the hang verdict judges. Pure.
+"""Convert two py-spy readings of processes to `Evidence` for the hang verdict. Pure.
 
-From outside, frames are visible and most values are not: a collective has no number, and its process group is known
-only if the call names none, which means the default group. Where a call names one, that of all ranks is assumed, and no
-verdict is given that depends on it.
+From outside, frames are visible and most values are not. A collective has no number, and its process group is known
+only if the call names none, which means the default group. If calls name a group, all ranks are assumed to name the
+same one, and no verdict is returned that depends on it.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ from monarch_kernel.debugger.rank.hang.flight import C10D, public_name
 from monarch_kernel.debugger.source_locations import LIBRARY, SourceLocation
 from monarch_kernel.introspection import py_spy
 
-#: The default process group, by the name that PyTorch gives it.
+#: PyTorch's name of the default process group.
 _DEFAULT = "0"
-#: What the functions of `torch.distributed` are called through, with all their arguments.
+#: The file of the wrapper through which functions of `torch.distributed` are called, with all their arguments.
 _WRAPPERS = "c10d_logger.py"
 #: The innermost Python frame of a backward pass; with DistributedDataParallel, it waits for collectives.
 _BACKWARD = (f"{os.sep}autograd{os.sep}graph.py", "_engine_run_backward")
 _TORCH = f"{os.sep}torch{os.sep}"
-#: How the names of native functions begin in which a thread waits for collectives.
+#: Prefixes of the names of native functions in which a thread waits for collectives.
 _NATIVE = ("c10d::", "gloo::", "nccl")
 
 
 def evidence_of(ranks: Mapping[int, OutsideProcess], world: int, *, complete: bool = True) -> dict[int, Evidence]:
-    """What is known of the ranks of a job, settled from both readings of each.
+    """Determine the evidence of the ranks of a job, settled from both readings of each.
 
     Args:
         ranks: the processes that were read, by their rank.
-        world: how many ranks the job has.
-        complete: these are all of the job's processes on their hosts, so that a rank that was started there and is not
-            among them is dead.
+        world: the number of ranks of the job.
+        complete: whether these are all of the job's processes on their hosts; a rank that was started there and is not
+            among them is then dead.
     """
     everyone = tuple(range(world))
     first = {rank: _evidence(rank, each, each.first, everyone) for rank, each in ranks.items()}
@@ -77,7 +77,7 @@ def evidence_of(ranks: Mapping[int, OutsideProcess], world: int, *, complete: bo
 
 
 def woken(ranks: Mapping[int, OutsideProcess]) -> set[int]:
-    """The ranks whose main thread woke between the readings: it may be in a later call than before.
+    """Return the ranks whose main thread woke between the readings, and may therefore be in a later call than before.
 
     A thread that waits in one call sleeps all the time.
     """
@@ -95,7 +95,7 @@ def _evidence(rank: int, process: OutsideProcess, moment: Moment, everyone: tupl
     if figures is None or figures.state == "Z":
         return Evidence(rank, DEAD, moment.error, answered=False)
     groups = {name: ProcessGroup(name, "", everyone) for name in (_DEFAULT, UNSEEN_GROUP)}
-    # `answered`, as `settle` compares only what ranks report: py-spy has read the same of them.
+    # `answered` is true because `settle` compares only reports of ranks, and py-spy has read the same data.
     known = Evidence(rank, UNREAD, moment.error, rank, process.place.launch, groups)
     try:
         threads = threads_of(moment.dump) if moment.dump else []
@@ -131,22 +131,22 @@ def _evidence(rank: int, process: OutsideProcess, moment: Moment, everyone: tupl
         place=place,
         stack=tuple(location_of_spied(frame) for frame in reversed(main.get("frames", ())) if is_user_spied(frame)),
         ident=hash(tuple((file_of(frame), frame.get("line"), frame.get("name")) for frame in main.get("frames", ()))),
-        # A thread that has woken has moved, though it may have taken less than a tick.
+        # A thread that has woken has moved, even if it has taken less than a tick.
         ticks=figures.ticks.get(thread, 0) + figures.switches.get(thread, 0),
     )
 
 
-#: Waits that may be work: they count only if the thread has not moved between the readings.
+#: Waits that may be work. They count only if the thread has not moved between the readings.
 _MOVING = ("backward",)
 
 
 def _wait(thread: SpiedThread) -> Wait | None:
-    """What a thread waits for; None for nothing that can be seen."""
+    """Return what a thread waits for; None if no wait is visible."""
     frames = list(thread.get("frames", ()))
     place = user_location(thread)
     native = [frame for frame in frames if is_native(frame)]
     python = [frame for frame in frames if not is_native(frame)]
-    # Data loaders and callbacks of users run inside library code, and may be called from anywhere.
+    # User code of data loaders and callbacks runs inside library code, and may be called from anywhere.
     inner = python[: next((at for at, frame in enumerate(python) if is_user_spied(frame)), len(python))]
     calls = [frame for frame in inner if file_of(frame).endswith(C10D)]
     if calls:
@@ -175,7 +175,7 @@ def _in_c10d(calls: Sequence[SpiedFrame], inner: Sequence[SpiedFrame], place: So
 
 
 def _names_no_group(frames: Sequence[SpiedFrame]) -> bool:
-    """Whether the outermost call of `torch.distributed` was given no process group, so that it is the default one."""
+    """Return whether the outermost call of `torch.distributed` named no process group, and so used the default one."""
     outermost = next((frame for frame in reversed(frames) if file_of(frame).endswith(_WRAPPERS)), None)
     if outermost is None:
         return False
@@ -195,7 +195,7 @@ def _acts(thread: SpiedThread) -> bool:
 
 
 def _library_place(thread: SpiedThread) -> SourceLocation | None:
-    """Where a thread without user code is: in the innermost line that is neither Python's nor PyTorch's."""
+    """Return the position of a thread without user code: its innermost line outside Python's and PyTorch's code."""
     for frame in thread.get("frames", ()):
         if is_native(frame):
             continue

@@ -1,4 +1,4 @@
-"""Looks at the processes that a line names: by their pids, the workers of torchrun, or a Slurm job."""
+"""Read the processes that a command names: by their pids, the workers of torchrun, or a Slurm job."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class LookRequest:
 
     Attributes:
         pids: processes of this machine, as in `123,456`.
-        torchrun: the pid of an agent of torchrun; 0: the only job of torchrun here.
+        torchrun: the pid of a torchrun agent; 0: the only torchrun job on this machine.
         slurm: a Slurm job, or a step of it, as in `4711` or `4711.0`.
-        native: with native frames.
-        all_threads: show threads without user code, too.
+        native: include native frames.
+        all_threads: include threads without user code.
         apart: the time between the two readings (seconds).
     """
 
@@ -38,11 +38,11 @@ def look(request: LookRequest, label: Label | None = None) -> Look:
     """Read processes from outside, and report why they wait.
 
     Args:
-        request: what to look at, and how.
+        request: the processes to read, and how to read them.
         label: labels files, such as `Cell In[3]`.
 
     Raises:
-        OutsideError: there are no such processes, they are not this user's, or the request is wrong.
+        OutsideError: there are no such processes, they belong to another user, or the request is invalid.
     """
     ways = [request.pids, request.torchrun, request.slurm]
     if sum(way is not None for way in ways) != 1:
@@ -73,23 +73,23 @@ def look(request: LookRequest, label: Label | None = None) -> Look:
 
 
 def chosen_here(pids: str | None, torchrun: int | None) -> dict[int, LaunchedRank]:
-    """The processes of this machine that a line names, and their places.
+    """Return the processes of this machine that a command names, with their ranks.
 
     Args:
         pids: as in `123,456`; or
-        torchrun: the pid of an agent of torchrun; 0: the only job of torchrun here.
+        torchrun: the pid of a torchrun agent; 0: the only torchrun job on this machine.
 
     Raises:
-        OutsideError: there are no such processes, they are not this user's, or `pids` is something else.
+        OutsideError: there are no such processes, they belong to another user, or `pids` is invalid.
     """
     return selection.torchrun_workers(torchrun or 0) if pids is None else selection.named(parse_pids(pids))
 
 
 def parse_pids(text: str) -> list[int]:
-    """The pids of `123,456`.
+    """Parse pids such as `123,456`.
 
     Raises:
-        OutsideError: it is something else.
+        OutsideError: the text is invalid.
     """
     words = [word.strip() for word in text.split(",")]
     wrong = next((word for word in words if not word.isdecimal() or int(word) < 1), None)

@@ -1,4 +1,4 @@
-"""What was read of processes from outside, as one report: verdict, table of processes, merged stacks."""
+"""Report what was read of processes from outside: verdict, table of processes, merged stacks."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from monarch_kernel.display.reports import AsReport
 from monarch_kernel.display.tables import TableView, table_html, table_text
 from monarch_kernel.meshes import format_ranks
 
-#: The most rows of the table of processes.
+#: The maximum number of rows of the table of processes.
 MOST = 64
 
-#: What the letters of the kernel mean.
+#: The meanings of the operating system's state letters.
 STATES = {
     "R": "runs",
     "S": "sleeps",
@@ -43,24 +43,24 @@ STATES = {
 
 
 class Look(AsReport):
-    """What processes are doing that others have started, read from outside. Displays itself as text and as HTML.
+    """The activity of processes that another program started, read from outside. Displays itself as text and as HTML.
 
     Attributes:
-        name: what was looked at, such as `torchrun 4711`.
-        processes: what was read of each process, by rank.
-        world: how many ranks the job has.
+        name: the subject of the report, such as `torchrun 4711`.
+        processes: the readings of each process, by rank.
+        world: the number of ranks of the job.
         evidence: what each rank is doing, settled from both readings.
-        verdict: why ranks wait, as it seems from outside.
+        verdict: why ranks wait, as far as can be determined from outside.
         stacks: the merged stacks of the second reading.
-        notes: what else there is to know, each a sentence.
+        notes: further information, each a sentence.
 
     Args:
-        name: what was looked at.
-        processes: what was read.
-        complete: these are all of the job's processes on their hosts.
+        name: the subject of the report.
+        processes: the processes that were read.
+        complete: whether these are all of the job's processes on their hosts.
         native: whether native frames were read.
         all_threads: show threads without user code, too.
-        notes: what is known of hosts that could not be read, each a sentence.
+        notes: notes about hosts that could not be read, each a sentence.
         label: labels files, such as `Cell In[3]`.
 
     Raises:
@@ -94,7 +94,7 @@ class Look(AsReport):
                 if not each.second.dump:
                     raise ValueError(each.second.error)
                 snapshot = read_snapshot(each.second.dump, each.pid, "", all_threads)
-                # A program that is installed as a package has no user code, and is what to look at all the same.
+                # A program that is installed as a package has no user code, but is still the subject of the report.
                 busy = not snapshot.stacks and self.evidence[rank].place is not None
                 snapshots[rank] = read_snapshot(each.second.dump, each.pid, "", True) if busy else snapshot
             except ValueError as error:
@@ -122,7 +122,7 @@ class Look(AsReport):
         )
 
     def table(self) -> TableView:
-        """The processes, one in a row."""
+        """Tabulate the processes, one per row."""
         hosts = {each.host for each in self.processes.values()}
         rows: list[tuple[str, ...]] = []
         for rank, each in list(self.processes.items())[:MOST]:
@@ -155,12 +155,12 @@ class Look(AsReport):
         return TableView(headings, rows, right=(0, 2, 5, 6, 7), note=note).without_empty_columns()
 
     def text(self, *, colours: bool = False) -> str:
-        """The whole report as text."""
+        """Render the whole report as text."""
         parts = [str(self.verdict), *self.notes, "", table_text(self.table()), "", self.stacks.text(colours=colours)]
         return "\n".join(parts)
 
     def asdict(self) -> dict[str, Any]:
-        """The whole report as JSON-compatible dictionaries, lists, strings and numbers."""
+        """Return the whole report as JSON-compatible dictionaries, lists, strings and numbers."""
         return {
             "name": self.name,
             "world": self.world,
@@ -200,13 +200,13 @@ class Look(AsReport):
         }
 
     def html(self) -> str:
-        """Verdict, notes, processes and stacks as HTML."""
+        """Render verdict, notes, processes and stacks as HTML."""
         notes = "".join(f'<div style="{styles.DIM}">{escape(note)}</div>' for note in self.notes)
         return f"{self.verdict._repr_html_()}{notes}{table_html(self.table())}{self.stacks.html()}"
 
 
 def _cpu(each: OutsideProcess) -> float | None:
-    """How much of a processor a process has used between the readings; None where that is not known."""
+    """Return the share of a processor that a process used between the readings; None if unknown."""
     first, second = each.first.figures, each.second.figures
     if first is None or second is None or each.apart <= 0:
         return None
@@ -214,10 +214,10 @@ def _cpu(each: OutsideProcess) -> float | None:
 
 
 def _by_rank(processes: Sequence[OutsideProcess]) -> tuple[dict[int, OutsideProcess], int, str]:
-    """The processes by rank, how many ranks there are, and a sentence if their environments do not tell their ranks.
+    """Return the processes by rank, the number of ranks, and a sentence if their environments lack their ranks.
 
     Raises:
-        OutsideError: they are of several jobs.
+        OutsideError: they belong to several jobs.
     """
     launches: dict[str, list[int]] = {}
     for each in processes:
@@ -244,7 +244,7 @@ def _by_rank(processes: Sequence[OutsideProcess]) -> tuple[dict[int, OutsideProc
     return numbered, len(ordered), note
 
 
-#: Verdicts that rest on ranks being in the same process group.
+#: Verdicts that depend on ranks being in the same process group.
 _OF_GROUP = (verdict.ORDER, verdict.SHAPE, verdict.ROOT, verdict.EXTRA, verdict.CYCLE)
 
 
@@ -256,12 +256,12 @@ def verdict_from_outside(
     woken: Collection[int] = (),
     native: bool = False,
 ) -> Verdict:
-    """Why these ranks wait, as it looks from outside: it is never certain.
+    """Determine why these ranks wait, as far as can be seen from outside. The verdict is never certain.
 
     Args:
         evidence: the settled evidence of each rank.
-        name: of the job.
-        told: what the evidence is, as a sentence.
+        name: the name of the job.
+        told: the source of the evidence, as a sentence.
         woken: the ranks that have moved between the readings, although they may be at the same line.
         native: whether native frames were read.
     """

@@ -6,11 +6,11 @@ _PTRACE_SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 
 
 def permission_remedy(who: str, verb: str, ptrace_scope: str | None = None) -> str:
-    """A clause with the reason, and the remedy.
+    """Build a clause with the reason and the remedy.
 
     Args:
-        who: has tried it.
-        verb: what it has tried to do with the memory: "read", "write to".
+        who: the program that was denied access.
+        verb: what it tried to do with the memory: "read", "write to".
         ptrace_scope: the value of that setting; by default that of this system.
     """
     scope = _ptrace_scope() if ptrace_scope is None else ptrace_scope

@@ -10,29 +10,29 @@ from typing import NamedTuple
 
 from monarch_kernel.engines.join.identity import identity
 
-#: The page of memory, and the tick of processor time.
+#: The size of a memory page (bytes), and the processor-time ticks per second.
 _PAGE, _TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
-#: In the paths of Python's programs and libraries.
+#: The pattern of paths of Python's programs and libraries.
 _PYTHON = re.compile(r"/(?:lib)?python3\.(\d+)(?=[^/\s]*(?:\s|$))", re.MULTILINE)
 _SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
-#: How much of a command is kept.
+#: The maximum length of a command (characters).
 _COMMAND = 200
 
 
 class OutsideError(LookupError):
-    """Processes cannot be read from outside; the message names them, the reason, and the remedy."""
+    """Processes cannot be read from outside. The message names them, the reason, and the remedy."""
 
 
 class LaunchedRank(NamedTuple):
     """The rank, world size and job of a process, from its environment.
 
     Attributes:
-        rank: -1 if it is not known.
-        world: the number of ranks; 0 if it is not known.
-        local: the ranks that its launcher has started on its host; none if it does not tell.
-        launch: the same for all ranks of a launch; "" if it is not known.
-        step: of a Slurm job; "" outside of one.
-        elastic: torchrun has started it, or what else uses its agent.
+        rank: -1 if unknown.
+        world: the number of ranks; 0 if unknown.
+        local: the ranks that its launcher has started on its host; empty if unknown.
+        launch: equal for all ranks of a launch; "" if unknown.
+        step: the step of a Slurm job; "" outside of one.
+        elastic: whether torchrun, or another program that uses its agent, has started it.
     """
 
     rank: int = -1
@@ -47,13 +47,13 @@ class Figures(NamedTuple):
     """The figures of a process at one moment.
 
     Attributes:
-        state: the letter of the kernel: R, S, D, T, t or Z.
-        wchan: the function of the kernel in which its main thread sleeps; "" if it does not, or it cannot be read.
-        threads: how many it has.
+        state: the state letter of the operating system: R, S, D, T, t or Z.
+        wchan: the kernel function in which its main thread sleeps; "" if it does not sleep, or this cannot be read.
+        threads: the number of threads.
         rss: memory (bytes).
         cpu: processor time so far (seconds).
-        ticks: processor time of each thread so far, by its number (clock ticks).
-        switches: how often each thread has gone to sleep so far, by its number.
+        ticks: processor time of each thread so far, by thread id (clock ticks).
+        switches: how often each thread has gone to sleep so far, by thread id.
     """
 
     state: str
@@ -66,10 +66,10 @@ class Figures(NamedTuple):
 
 
 def check_ours(pid: int) -> None:
-    """Check that a process is this user's.
+    """Check that a process belongs to this user.
 
     Raises:
-        OutsideError: it is another user's, or there is none.
+        OutsideError: it belongs to another user, or does not exist.
     """
     owner = owner_of(pid)
     if owner is None:
@@ -83,8 +83,8 @@ def check_ours(pid: int) -> None:
 
 
 def owner_of(pid: int) -> int | None:
-    """The user that a process runs as; None if there is no such process."""
-    # The owner of its folder would be root for a process that may not be dumped.
+    """Return the user that a process runs as; None if there is no such process."""
+    # The owner of its folder in /proc is root for a process that is not dumpable.
     for line in _text(f"/proc/{pid}/status").splitlines():
         if line.startswith("Uid:"):
             return int(line.split()[1])
@@ -92,25 +92,25 @@ def owner_of(pid: int) -> int | None:
 
 
 def own_processes() -> list[int]:
-    """All processes of this user on this machine."""
+    """Return all processes of this user on this machine."""
     pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())
     return sorted(pid for pid in pids if owner_of(pid) == os.getuid())
 
 
 def parent_of(pid: int) -> int:
-    """The parent of a process; 0 if it is gone."""
+    """Return the parent of a process; 0 if it is gone."""
     fields = _stat(f"/proc/{pid}/stat")
     return int(fields[1]) if fields else 0
 
 
 def command_of(pid: int) -> str:
-    """The command of a process, at most 200 characters; "" if it is gone."""
+    """Return the command of a process, at most 200 characters; "" if it is gone."""
     text = _text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
     return text if len(text) <= _COMMAND else f"{text[: _COMMAND - 1]}…"
 
 
 def python_version(pid: int) -> tuple[int, int]:
-    """The version of Python that a process runs, by its program, or the library that it has loaded; (0, 0) for none."""
+    """Return the Python version that a process runs, from its program or its loaded library; (0, 0) for none."""
     try:
         program = os.readlink(f"/proc/{pid}/exe")
     except OSError:
@@ -120,13 +120,13 @@ def python_version(pid: int) -> tuple[int, int]:
 
 
 def launched_rank(pid: int) -> LaunchedRank:
-    """Which rank a process is. Of its environment, nothing else is kept: it may hold secrets."""
+    """Return the rank of a process. Nothing else from its environment is kept, as that may contain secrets."""
     pairs = (item.partition("=") for item in _text(f"/proc/{pid}/environ").split("\0"))
     return launched_rank_in({name: value for name, _, value in pairs})
 
 
 def launched_rank_in(environ: Mapping[str, str]) -> LaunchedRank:
-    """Which rank a process with this environment is."""
+    """Return the rank of a process with this environment."""
     told = identity(environ)
     local: tuple[int, ...] = ()
     size = environ.get("LOCAL_WORLD_SIZE", "")
@@ -138,7 +138,7 @@ def launched_rank_in(environ: Mapping[str, str]) -> LaunchedRank:
 
 
 def figures(pid: int) -> Figures | None:
-    """The figures of a process now; None if it is gone."""
+    """Return the current figures of a process; None if it is gone."""
     fields = _stat(f"/proc/{pid}/stat")
     if not fields:
         return None
@@ -171,7 +171,7 @@ def _switches(path: str) -> int:
 
 
 def _stat(path: str) -> list[str]:
-    """The fields of a stat file from the state on; [] if the process is gone."""
+    """Return the fields of a stat file, starting at the state; [] if the process is gone."""
     return _text(path).rpartition(")")[2].split()
 
 
@@ -179,5 +179,5 @@ def _text(path: str) -> str:
     try:
         with open(path, "rb") as file:
             return file.read().decode("utf-8", "replace")
-    except OSError:  # it has ended, or is another user's
+    except OSError:  # it has ended, or belongs to another user
         return ""

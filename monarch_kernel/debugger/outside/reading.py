@@ -1,7 +1,7 @@
-"""Read processes of this machine twice: their state from the operating system, and their stacks by py-spy.
+"""Read processes of this machine twice: their states from the operating system, and their stacks with py-spy.
 
-py-spy reads the memory of a process while that runs on. It pauses the process for some milliseconds if that fails, and
-for about 0.1 s for native frames.
+py-spy reads the memory of a process while the process runs. If that fails, it pauses the process for some milliseconds.
+For native frames, it pauses the process for about 0.1 s.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from monarch_kernel.debugger.outside.permission import permission_remedy
 from monarch_kernel.debugger.outside.processes import Figures, LaunchedRank, command_of, figures, python_version
 from monarch_kernel.introspection import py_spy, read_gpus_once
 
-#: The time between the two readings (seconds), unless a caller wants another one.
+#: The default time between the two readings (seconds).
 APART = 1.0
-#: How long py-spy may take for one process (seconds), with and without native frames.
+#: The time limit of py-spy for one process (seconds), with and without native frames.
 NATIVE_TIMEOUT, TIMEOUT = 20.0, 5.0
-#: The most py-spy processes at the same time.
+#: The maximum number of parallel py-spy processes.
 AT_ONCE = 4
 
-#: Where frames are whose variables are kept, and which.
+#: The files of frames whose variables are kept, and the kept variables.
 _DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
 _KEPT = ("args", "kwargs", "src", "dst")
 
@@ -36,9 +36,9 @@ class Moment(msgspec.Struct, frozen=True):
     """A process at one moment.
 
     Attributes:
-        figures: what the kernel tells; None if the process was gone.
-        dump: what py-spy has read; "" if nothing.
-        error: why it has not, as a clause.
+        figures: the figures from the operating system; None if the process was gone.
+        dump: the dump of py-spy; "" if there is none.
+        error: why there is no dump, as a clause.
     """
 
     figures: Figures | None
@@ -47,19 +47,19 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class OutsideProcess(msgspec.Struct, frozen=True):
-    """A process that was read twice. It travels between hosts as JSON.
+    """A process that was read twice. It is sent between hosts as JSON.
 
     Attributes:
         host: its host.
-        pid: there.
-        place: which rank it is.
-        command: as it was started.
-        first: what was read first.
-        second: what was read a moment later, and is shown.
-        apart: the time between the two (seconds).
-        gpus: the GPUs that it holds memory on (bytes), by their number.
-        busy: how busy these are (percent), by their number.
-        python: the version of its Python; (0, 0) if that is not known.
+        pid: its pid on the host.
+        place: its rank.
+        command: its command line.
+        first: the first reading.
+        second: the second reading, which is shown.
+        apart: the time between the two readings (seconds).
+        gpus: the memory that it holds on each GPU (bytes), by GPU number.
+        busy: the utilization of these GPUs (percent), by GPU number.
+        python: its Python version; (0, 0) if unknown.
     """
 
     host: str
@@ -80,10 +80,10 @@ def read_processes(
     """Read processes of this machine and user, twice.
 
     Args:
-        chosen: their places, by pid.
-        native: with native frames.
+        chosen: their ranks, by pid.
+        native: include native frames.
         apart: the time between the two readings (seconds).
-        host: what to call this machine; its own name by default.
+        host: the name to report for this machine; by default its own.
     """
     pids = list(chosen)
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="monarch-look") as pool:
@@ -121,12 +121,13 @@ def _moment(pid: int, native: bool, first: bool) -> Moment:
     if seen.state == "Z":
         return Moment(seen, error="it has ended, and its parent has not taken notice")
     dump, error = _dump(pid, native, stopped=seen.state in "Tt")
-    # A pause for py-spy wakes threads. It must not count as motion, so it lies outside of the time between the figures.
+    # A pause by py-spy wakes threads. It is kept outside of the time between the figures, so that it does not count as
+    # motion.
     return Moment((figures(pid) or seen) if first else seen, dump, error)
 
 
 def _dump(pid: int, native: bool, stopped: bool) -> tuple[str, str]:
-    """What py-spy has read of a process, or why not."""
+    """Return py-spy's dump of a process, or the reason why there is none."""
     read = py_spy.read(pid, native, stopped, NATIVE_TIMEOUT if native else TIMEOUT, "--locals")
     if read.dump:
         return _without_values(read.dump), ""
@@ -134,7 +135,7 @@ def _dump(pid: int, native: bool, stopped: bool) -> tuple[str, str]:
 
 
 def _without_values(dump: str) -> str:
-    """A dump without variables, but those by which calls of `torch.distributed` name groups and peers."""
+    """Return a dump without variables, except those by which calls of `torch.distributed` name groups and peers."""
     threads = threads_of(dump)
     for thread in threads:
         for frame in thread.get("frames", ()):
@@ -144,7 +145,7 @@ def _without_values(dump: str) -> str:
 
 
 def _refusal(said: str) -> str:
-    """What py-spy has said, with what to do if the system does not let it read another process."""
+    """Return py-spy's error, with a remedy if the system does not let it read another process."""
     lower = said.lower()
     if "permission denied" in lower or "operation not permitted" in lower:
         return permission_remedy("py-spy", "read")
@@ -153,7 +154,7 @@ def _refusal(said: str) -> str:
 
 
 def _gpus() -> tuple[dict[int, dict[int, int]], dict[int, float]]:
-    """The memory of processes on GPUs of this host, and how busy those are; nothing without NVML or a driver."""
+    """Return the GPU memory of processes of this host, and the GPUs' utilization; empty without NVML or a driver."""
     if not os.path.exists("/dev/nvidiactl"):
         return {}, {}
     gpus, memory = read_gpus_once()
@@ -161,14 +162,14 @@ def _gpus() -> tuple[dict[int, dict[int, int]], dict[int, float]]:
 
 
 def as_json(processes: Sequence[OutsideProcess]) -> bytes:
-    """Processes in one line, for another host."""
+    """Encode processes as one line, for another host."""
     return msgspec.json.encode(processes)
 
 
 def from_json(line: bytes) -> list[OutsideProcess]:
-    """What another host has read.
+    """Decode processes that another host has read.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the line is invalid.
     """
     return msgspec.json.decode(line, type=list[OutsideProcess])

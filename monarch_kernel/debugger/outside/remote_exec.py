@@ -1,12 +1,13 @@
 """Prepare running processes for joining, from Python 3.14 on, by `sys.remote_exec` (PEP 768).
 
-Python itself runs a few lines in the process, on its main thread, when that next comes to a point where it may be
-interrupted. No debugger is attached, and nothing of the process is changed from outside but a flag and a path that
-Python keeps there for this. The lines are those of `import monarch_kernel.join`; what comes then is as in any rank.
+Python itself runs a few lines in the process, on its main thread, at the next point where that thread may be
+interrupted. No debugger is attached. From outside, only a flag and a path change that Python provides for this purpose.
+The lines are those of `import monarch_kernel.join`; afterwards, the process behaves like any joinable rank.
 
-What crosses the boundary: a file of this user in the private folder of announcements, which the process reads, removes,
-and answers by its announcement, or by a file beside it that says what went wrong. A process that does not come to such
-a point reads it later; until then the file stays, and is removed with the next look after the process has ended.
+The two processes communicate through files of this user in the private folder of announcements. The process reads the
+file with the lines and removes it. It answers with its announcement, or with a file that contains the error. A process
+that does not reach such a point reads the file later. Until then the file stays; after the process has ended, the next
+scan removes it.
 """
 
 from __future__ import annotations
@@ -37,21 +38,21 @@ from monarch_kernel.engines.join.announcements import (
 )
 from monarch_kernel.private_files import PrivateFolder
 
-#: The first version with `sys.remote_exec`; both sides need it, and the same minor version.
+#: The first version with `sys.remote_exec`. Both processes need it, and the same minor version.
 FIRST = (3, 14)
-#: How long processes may take until they have run the lines (seconds).
+#: The time limit for processes to run the lines (seconds).
 COME_BY = 5.0
-#: How often is looked whether they have (seconds).
+#: The interval at which this is checked (seconds).
 _LOOK = 0.02
-#: How long the other Python may take (seconds): it starts, and writes to the memory of each process.
+#: The time limit for the other Python (seconds): it starts, and writes to the memory of each process.
 _CALL = 20.0
 
 _THERE = "monarch-kernel join prepare can do it there"
 _PROGRAM = re.compile(r"python(3(\.\d+)?t?)?")
-#: How long processes that have just been started may take until their Python has an interpreter, and that a main thread
+#: The time limit for processes that have just started until their Python has an interpreter with a main thread
 #: (seconds).
 _START = 5.0
-# In the other Python: for each process of its standard input, a line with what went wrong.
+# Runs in the other Python: for each process of its standard input, it prints a line with the error.
 _CALLER = f"""
 import json, sys, time
 end = time.monotonic() + {_START}
@@ -68,7 +69,7 @@ for pid, path in json.load(sys.stdin):
         break
     print(json.dumps([pid, said]), flush=True)
 """
-# In the process. Its `__main__` gets no name of ours, and what fails goes to the file, not into the program.
+# Runs in the process. It adds no names to the process's `__main__`. Errors go to the file, not to the program.
 _LINES = """
 import importlib, os, sys
 try:
@@ -92,12 +93,12 @@ except Exception as error:
 
 
 class PreparedRanks(msgspec.Struct, frozen=True):
-    """What was done with some processes. It travels between hosts as JSON.
+    """The result of preparing processes. It is sent between hosts as JSON.
 
     Attributes:
-        name: of the job that they are.
-        prepared: the processes that can be joined now.
-        refused: a sentence about each other one.
+        name: the name of their job.
+        prepared: the processes that can now be joined.
+        refused: a sentence about each of the others.
     """
 
     name: str
@@ -106,11 +107,11 @@ class PreparedRanks(msgspec.Struct, frozen=True):
 
 
 def remote_exec_note(processes: Sequence[OutsideProcess], way: str) -> tuple[str, ...]:
-    """A sentence if these processes can be joined as they run; none otherwise.
+    """Return a sentence if these processes can be joined while they run; else nothing.
 
     Args:
-        processes: what was read.
-        way: the options that name them, in a line.
+        processes: the processes that were read.
+        way: the options that name them, as part of a command line.
     """
     versions = {each.python for each in processes}
     if not versions or min(versions) < FIRST:
@@ -125,19 +126,19 @@ def remote_exec_note(processes: Sequence[OutsideProcess], way: str) -> tuple[str
 def prepare_running(
     name: str, chosen: Mapping[int, LaunchedRank], timeout: float = COME_BY, **options: object
 ) -> PreparedRanks:
-    """Let viewers join these processes of this machine and user, which run Python 3.14 or later.
+    """Make processes of this machine and user joinable while they run. They need Python 3.14 or later.
 
-    A process that does not come to a point where Python can be interrupted in time can be joined once it has.
+    A process that does not reach a point in time where Python can be interrupted becomes joinable when it does.
 
     Args:
-        name: of the job they are.
-        chosen: their places, by pid. If none of their environments tells a rank, they are numbered in this order.
-        timeout: how long they may take to come to a point where Python can be interrupted (seconds).
-        options: further ones of ``monarch_kernel.join.prepare``.
+        name: the name of their job.
+        chosen: their ranks, by pid. If no environment contains a rank, they are numbered in this order.
+        timeout: the time limit for processes to reach a point where Python can be interrupted (seconds).
+        options: further options of ``monarch_kernel.join.prepare``.
 
     Raises:
-        JoinError: the name is none.
-        OutsideError: one is not there, is not this user's, or is prepared already, under another name.
+        JoinError: the name is invalid.
+        OutsideError: a process does not exist, belongs to another user, or is already prepared under another name.
     """
     check_name(name)
     for pid in chosen:
@@ -177,7 +178,7 @@ def _called(pid: int, place: LaunchedRank) -> str:
 
 
 def _come_by(entrances: Sequence[_Entrance], timeout: float) -> dict[int, str]:
-    """Wait for processes that are to run the lines; why they can still not be joined, by pid."""
+    """Wait for processes to run the lines. Return why they still cannot be joined, by pid."""
     why: dict[int, str] = {}
     waiting = list(entrances)
     deadline = time.monotonic() + timeout
@@ -204,7 +205,7 @@ class _Entrance:
     """The lines for one process, and its answer.
 
     Args:
-        folder: of announcements.
+        folder: the folder of announcements.
         pid: the process.
     """
 
@@ -218,7 +219,7 @@ class _Entrance:
         """Write the lines.
 
         Raises:
-            OutsideError: the process sees other files: it has another root, or another `/tmp`.
+            OutsideError: the process has another root directory or another `/tmp`.
         """
         self._folder.discard(self._answer)
         answer = os.path.join(self._folder.path, self._answer)
@@ -234,7 +235,7 @@ class _Entrance:
             raise OutsideError(f"it sees other files than this process, as in a container: {_THERE}")
 
     def answer(self) -> str:
-        """What went wrong, as the process has said; "" if it has said nothing."""
+        """The error that the process has reported; "" if none."""
         try:
             said = self._folder.read(self._answer).decode("utf-8", "replace")
         except FileNotFoundError:
@@ -243,7 +244,7 @@ class _Entrance:
         return said
 
     def withdraw(self) -> None:
-        """Remove the lines, which the process was not told of."""
+        """Remove the lines, of which the process was not notified."""
         self._folder.discard(self._script)
 
 
@@ -253,10 +254,10 @@ def _announced() -> dict[int, RankAnnouncement]:
 
 
 def _interpreter(pid: int) -> str:
-    """The Python that can call `sys.remote_exec` on a process: its own program, as a rule.
+    """Return the Python that can call `sys.remote_exec` on a process; usually its own program.
 
     Raises:
-        OutsideError: there is none.
+        OutsideError: no such Python was found.
     """
     version = python_version(pid)
     if version < FIRST:
@@ -269,7 +270,7 @@ def _interpreter(pid: int) -> str:
         program = os.readlink(f"/proc/{pid}/exe")
         if _PROGRAM.fullmatch(os.path.basename(program)) and os.path.samefile(program, f"/proc/{pid}/exe"):
             return program
-    except OSError:  # another root, or it was removed
+    except OSError:  # another root directory, or the program was removed
         pass
     if version == sys.version_info[:2]:
         return sys.executable
@@ -280,7 +281,7 @@ def _interpreter(pid: int) -> str:
 
 
 def _call(program: str, wanted: Sequence[_Entrance]) -> dict[int, str]:
-    """Have processes run the lines; why that was not possible, by pid."""
+    """Let processes run the lines. Return why that was not possible, by pid."""
     said: dict[int, str] = {}
     try:
         done = programs.run(

@@ -1,4 +1,4 @@
-"""Which processes are the ranks of a job that others have started: by their pids, or as the workers of torchrun."""
+"""Select the processes that are the ranks of another program's job: by their pids, or as the workers of torchrun."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from monarch_kernel.debugger.outside.processes import (
 
 
 def named(pids: Sequence[int]) -> dict[int, LaunchedRank]:
-    """The processes with these pids, in this order.
+    """Return the processes with these pids, in this order.
 
     Raises:
-        OutsideError: one is not there, runs no Python, or is another user's.
+        OutsideError: a process does not exist, does not run Python, or belongs to another user.
     """
     for pid in pids:
         check_ours(pid)
@@ -30,10 +30,10 @@ def named(pids: Sequence[int]) -> dict[int, LaunchedRank]:
 
 
 def torchrun_workers(agent: int = 0) -> dict[int, LaunchedRank]:
-    """The workers of torchrun, or of another program that uses its agent (`accelerate launch`), on this machine.
+    """Return the workers of torchrun, or of another program that uses its agent (`accelerate launch`), on this machine.
 
     Args:
-        agent: the pid of the agent; 0: the only job of this user here. Its job may have further agents on this machine.
+        agent: the pid of the agent; 0: the only job of this user here. The job may have further agents on this machine.
 
     Raises:
         OutsideError: there is no such job, or there are several.

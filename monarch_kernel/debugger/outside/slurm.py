@@ -1,4 +1,4 @@
-"""The ranks of a Slurm job: each of its nodes reads its own, in a step of the job beside those that run."""
+"""Read the ranks of a Slurm job. Each of its nodes reads its own ranks, in a step beside the running ones."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from monarch_kernel.launchers.slurm.queue import step_beside
 
 T = TypeVar("T")
 
-#: How long a command of Slurm may take, and a node until it has read its processes (seconds).
+#: The time limits for a Slurm command, and for a node to read its processes (seconds).
 LIMIT, NODE_LIMIT = 15.0, 60.0
-#: The most nodes that are read at the same time.
+#: The maximum number of nodes that are read in parallel.
 _AT_ONCE = 32
 NO_RANK = "No process of it is a rank: none has RANK, SLURM_PROCID or the like and runs Python."
 _JOB = re.compile(r"(\d+(?:_\d+)?)(?:\.(\d+))?")
@@ -41,15 +41,15 @@ def read_job(job: str, *, native: bool, apart: float) -> tuple[list[OutsideProce
     """Read the ranks of a job of this user on all its nodes, each from a step there (`srun --overlap`).
 
     Args:
-        job: its number, or that of a step: `4711`, `4711.0`.
-        native: with native frames.
+        job: the number of the job or step: `4711`, `4711.0`.
+        native: include native frames.
         apart: the time between the two readings (seconds).
 
     Returns:
-        What was read, and a sentence about each node that could not be read.
+        The processes that were read, and a sentence about each node that could not be read.
 
     Raises:
-        OutsideError: there is no such job of this user, it does not run, or no node could be read.
+        OutsideError: this user has no such job, the job is not running, or no node could be read.
     """
     words = ["look", "--apart", f"{apart:g}", *(["--native"] if native else [])]
     answers = _ask_nodes(job, words, NODE_LIMIT + apart + (NATIVE_TIMEOUT if native else 0), from_json)
@@ -61,18 +61,18 @@ def read_job(job: str, *, native: bool, apart: float) -> tuple[list[OutsideProce
 
 
 def prepare_job(name: str, job: str, python: str = "") -> list[str]:
-    """Let viewers join the ranks of a job on all its nodes; see ``remote_exec.prepare_running``.
+    """Make the ranks of a job joinable on all its nodes; see ``remote_exec.prepare_running``.
 
     Args:
-        name: of the job, for those who join.
-        job: its number, or that of a step.
-        python: the interpreter there; by default the path of this process's own.
+        name: the name under which viewers join the job.
+        job: the number of the job or step.
+        python: the interpreter on the nodes; by default the path of this process's interpreter.
 
     Returns:
         A sentence about each rank or node where that was not possible.
 
     Raises:
-        OutsideError: there is no such job of this user, it does not run, or no rank can be joined.
+        OutsideError: this user has no such job, the job is not running, or no rank can be joined.
     """
     answers = _ask_nodes(job, ["join", "prepare", name, "--json"], NODE_LIMIT, _prepared, python)
     notes = [f"Node {node}: {why}" for node, (_, why) in answers.items() if why]
@@ -90,19 +90,19 @@ def _prepared(line: bytes) -> PreparedRanks:
 def _ask_nodes(
     job: str, words: Sequence[str], limit: float, decode: Callable[[bytes], T], python: str = ""
 ) -> dict[str, tuple[T | None, str]]:
-    """Run a command of ``monarch-kernel`` for the ranks of a job on each of its nodes, all at the same time.
+    """Run a command of ``monarch-kernel`` for the ranks of a job on each of its nodes, in parallel.
 
     Args:
-        words: the command; it is told the job, and that it is for its own node.
-        limit: how long a node may take (seconds).
-        decode: what it prints; raises ``ValueError`` if it is something else.
-        python: the interpreter there.
+        words: the command; options for the job and for reading this node are added.
+        limit: the time limit for a node (seconds).
+        decode: decodes the output; raises ``ValueError`` if it is invalid.
+        python: the interpreter on the nodes.
 
     Returns:
-        By node what was printed, or why there is nothing, as the end of a sentence.
+        By node, the decoded output, or why there is none, as the end of a sentence.
 
     Raises:
-        OutsideError: there is no such job of this user, or it does not run.
+        OutsideError: this user has no such job, or the job is not running.
     """
     number, step = _parsed(job)
     try:
@@ -133,7 +133,7 @@ def _ask_nodes(
 
 
 def _run_on(node: str, number: str, line: Sequence[str], limit: float) -> tuple[bytes, str]:
-    """What a command prints that runs on a node, in a step beside those of a job, or why it has not run."""
+    """Run a command on a node, in a step beside those of a job. Return its output, or why it has not run."""
     command = [*step_beside(number, node), *line]
     try:
         done = programs.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=limit)
@@ -148,7 +148,7 @@ def _run_on(node: str, number: str, line: Sequence[str], limit: float) -> tuple[
 
 
 def read_this_node(job: str, *, native: bool, apart: float) -> bytes:
-    """What a node answers: the ranks of a job that run on it, read from outside, in one line.
+    """Read the ranks of a job that run on this node from outside. Return them in one line.
 
     Raises:
         OutsideError: see ``ranks_here``.
@@ -159,10 +159,10 @@ def read_this_node(job: str, *, native: bool, apart: float) -> bytes:
 
 
 def ranks_here(job: str) -> dict[int, LaunchedRank]:
-    """The ranks of a job that run on this node, and their places, by pid.
+    """Return the ranks of a job that run on this node, by pid.
 
     Raises:
-        OutsideError: Slurm does not know the job here, or several steps of it have ranks.
+        OutsideError: Slurm does not know the job on this node, or several steps of it have ranks.
     """
     number, step = _parsed(job)
     node = os.environ.get("SLURMD_NODENAME", "")
@@ -182,9 +182,9 @@ def ranks_of_job(places: Mapping[int, LaunchedRank], step: str, python: set[int]
     """Find the ranks of a job: workers of torchrun if there are any, otherwise the processes of Slurm's tasks.
 
     Args:
-        places: of all its processes on a node, by pid.
-        step: only those of this step; "" for any.
-        python: those that run Python.
+        places: the ranks of all its processes on a node, by pid.
+        step: only processes of this step; "" for any.
+        python: the processes that run Python.
 
     Raises:
         OutsideError: several steps have ranks.
@@ -195,7 +195,8 @@ def ranks_of_job(places: Mapping[int, LaunchedRank], step: str, python: set[int]
     chosen = topmost(workers or chosen)
     steps = {place.step for place in chosen.values()}
     if len(steps) > 1:
-        # What a batch script runs by itself has the variables of a task, too, and is no rank beside those of a step.
+        # Processes that a batch script starts itself also have the variables of a task. Beside those of a step, they
+        # are no ranks.
         chosen = {pid: place for pid, place in chosen.items() if place.step.isdecimal() and int(place.step) < _SPECIAL}
         steps = {place.step for place in chosen.values()}
     if len(steps) > 1:
@@ -210,7 +211,7 @@ _SPECIAL = 0xFFFFFFF0
 
 
 def _listed(said: str) -> list[tuple[str, str]]:
-    """The pids and steps that `scontrol listpids` prints."""
+    """Parse the pids and steps in the output of `scontrol listpids`."""
     rows = [line.split() for line in said.splitlines()[1:]]
     return [(row[0], row[2]) for row in rows if len(row) >= 3 and row[0].isdecimal()]
 

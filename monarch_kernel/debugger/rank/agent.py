@@ -18,7 +18,7 @@ class DebugAgent(Actor):
     Args:
         hub: the actor that receives this rank's stops (`controller.hub_actor.DebugHub`).
         uid: the unique name of the proc mesh.
-        mesh: its name for people.
+        mesh: its displayed name.
     """
 
     __tool__ = True

@@ -1,4 +1,4 @@
-"""The collective that this process waits in, and its timeout."""
+"""Find the collective that this process waits in, and its timeout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COLLECTIVES = os.path.join("torch", "distributed", "")
 
 
 def waiting_here() -> tuple[str, float] | None:
-    """The collective that a thread of this process is in, and the shortest timeout of the process groups (seconds)."""
+    """Return the collective that a thread of this process is in, and the shortest timeout of the groups (seconds)."""
     module: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if module is None or not module.is_initialized():
         return None
@@ -36,7 +36,7 @@ def waiting_here() -> tuple[str, float] | None:
 
 
 def partners_here() -> tuple[frozenset[int], float] | None:
-    """The global ranks with which this process shares process groups, and the shortest timeout of these (seconds)."""
+    """Return the global ranks that share process groups with this process, and their shortest timeout (seconds)."""
     module: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if module is None or not module.is_initialized():
         return None
@@ -51,12 +51,13 @@ def partners_here() -> tuple[frozenset[int], float] | None:
 
 
 def extend_timeouts(seconds: float) -> tuple[int, list[str]]:
-    """Let the process groups of this process wait for at least so long, in collectives that begin from now on.
+    """Raise the timeouts of this process's process groups to at least ``seconds``.
 
-    A collective that has begun keeps its limit, and each rank decides for itself how long it waits.
+    This applies to collectives that begin from now on; a running collective keeps its timeout. Each rank decides on its
+    own how long it waits.
 
     Returns:
-        How many groups have that limit now, and why others have not.
+        How many groups now have that timeout, and why others have not.
     """
     module: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if module is None or not module.is_initialized():
@@ -69,7 +70,7 @@ def extend_timeouts(seconds: float) -> tuple[int, list[str]]:
             if any(limit < wanted for limit in limits):
                 module._set_pg_timeout(wanted, group)
             limits = [group._get_backend(device).options._timeout for device in group._device_types]
-        except Exception as error:  # this backend, or this version of PyTorch, cannot
+        except Exception as error:  # this backend, or this version of PyTorch, does not support it
             refused.append(f"{group.name()}: {type(error).__name__}: {error}")
             continue
         if limits and min(limits) >= wanted:

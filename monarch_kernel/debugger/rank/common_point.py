@@ -1,22 +1,22 @@
-"""A moment in the program that is the same on all ranks, from which on a breakpoint (or a cell at a step) counts.
+"""Let a breakpoint (or a cell at a step) take effect at the same moment of the program on all ranks.
 
-Ranks that exchange collectives are never all at the same line. A breakpoint that took effect on each rank when its
-message arrived would stop one rank a step before the others, which then wait for it in a collective, and never come to
-the line. The number of collectives that the default process group has issued is the same on all ranks at the same
-step, so a point is such a number, and the controller alone chooses it (``controller.common_point``).
+Ranks that exchange collectives are never all at the same line. Suppose that a breakpoint took effect on each rank when
+its message arrived. One rank might then stop a step before the others, which would wait for it in a collective and
+never reach the line. The number of collectives that the default process group has issued is the same on all ranks at
+the same step. A point is such a number. Only the controller chooses it (``controller.common_point``).
 
-From when a point is open here (`opening`), each thread that comes to its line waits until the controller has decided
-which number it is: none can be beyond it then, whatever that number is. Before that number,
+From the moment when a point is open here (`opening`), each thread that reaches its line waits until the controller has
+chosen the number. No thread can therefore be past it, whatever the number is. Before that number is reached,
 
-* a line that the program comes to again (it is in a loop) is passed: the other ranks may have passed it, in this
+* a line that the program will reach again (it is in a loop) is passed: the other ranks may have passed it, in this
   step, before they had the breakpoint;
-* at any other line, the thread is held until the controller has judged what all ranks report (`Report`).
+* at any other line, the thread is held until the controller has evaluated the reports of all ranks (`Report`).
 
-A rank decides nothing alone, except when the controller is silent for `PATIENCE`: then it goes on where nothing was
-decided, and stops where it would not come again.
+A rank decides on its own only if the controller is silent for `PATIENCE`. It then continues if nothing was decided, and
+stops if it would not reach the line again.
 
-The point belongs to the controller; this process keeps what it was told of it until the breakpoint is cleared, or
-another viewer takes over (`forget`), which also lets those go on that are held.
+The point belongs to the controller. This process keeps the decisions that it receives until the breakpoint is cleared,
+or another viewer takes over (`forget`), which also releases held threads.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from typing import NamedTuple
 from monarch_kernel.debugger.source_locations import CELL_RUNNER, RUNTIME, is_user_frame, kind_of
 from monarch_kernel.engines.join.collectives import issued
 
-#: How long a thread waits for the controller at most (seconds); it may have died.
+#: The maximum time that a thread waits for the controller, which may have died (seconds).
 PATIENCE = 10.0
 
-#: How the names of points begin that are not those of breakpoints.
+#: The prefix of the names of points that do not belong to breakpoints.
 OF_CELL = "cell "
 
-# Event loops and imports run code that is not of their loop.
+# Event loops and imports run code that is not part of their own loop.
 _LOOPS_OF_PYTHON = re.compile(r"^<frozen |[/\\]asyncio[/\\]\w+\.py$")
-# After these, the next instruction is none that follows.
+# After these, the next instruction in the code is not executed next.
 _ENDS = {
     *("RETURN_VALUE", "RETURN_CONST", "RERAISE", "RAISE_VARARGS", "JUMP_FORWARD"),
     *("JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"),
 }
 
-#: Whether a line is come to again: surely, if the caller of its endpoint goes on calling it, or never.
+#: Whether a line is reached again: certainly, if the caller of its endpoint calls it again, or never.
 AGAIN, IN_CALL, ONCE = "again", "in call", "once"
 
 
@@ -57,12 +57,12 @@ class Report(NamedTuple):
     """The report of a rank to the controller about an open point.
 
     Attributes:
-        issued: how many collectives it has issued; None without a process group.
+        issued: the number of collectives that it has issued; None without a process group.
         runs: whether user code runs there.
-        begun: whether it has come to the point.
-        times: how often threads have come to the line since the last collective.
-        held: with how many collectives issued a thread is held there; None: none is.
-        once: whether that thread never comes to the line again, rather than with the next call of its endpoint.
+        begun: whether the rank has reached the point.
+        times: how often threads have reached the line since the last collective.
+        held: the number of issued collectives at which a thread is held there; None if none is.
+        once: whether that thread never reaches the line again; otherwise it may, with the next call of its endpoint.
     """
 
     issued: int | None
@@ -80,12 +80,12 @@ class _Point:
     at: int | None = None  # None: from now on
     begun: bool = False
     gone: bool = False
-    alone: bool = False  # the controller was waited for in vain
+    alone: bool = False  # the wait for the controller has timed out
     seen: int | None = None
     times: int = 0
     held: int | None = None
     once: bool = False
-    passed: int = -1  # threads that are held with so many collectives issued, or fewer, are let past
+    passed: int = -1  # threads that are held after at most this many collectives are released
 
 
 _points: dict[str, _Point] = {}
@@ -99,7 +99,7 @@ _changed = threading.Condition()
 def opening(keys: Iterable[str]) -> Generator[None]:
     """Make threads that reach these points wait for the controller's decision, if it is not known yet.
 
-    Within this, the lines are armed: `report` speaks of points from then on.
+    Inside the context, the lines are armed. `report` includes the points from then on.
     """
     with _changed:
         for key in keys:
@@ -112,15 +112,15 @@ def opening(keys: Iterable[str]) -> Generator[None]:
 
 
 def begin_anew(key: str) -> None:
-    """Have them wait for another decision: the process group that the first one spoke of is gone."""
+    """Discard the decision about a point and wait for another one, because its process group is gone."""
     with _changed:
         if key in _points:
             _points[key] = _Point(armed=True)
 
 
 def report(key: str) -> Report | None:
-    """What is known here of a point; None if it is not open (yet)."""
-    from monarch_kernel.debugger.rank.stopping.lines import running_frames  # few agents need it
+    """Report the local state of a point; None if it is not open (yet)."""
+    from monarch_kernel.debugger.rank.stopping.lines import running_frames  # imported here because few agents need it
 
     point = _points.get(key)
     if point is None or not point.armed:
@@ -132,9 +132,9 @@ def report(key: str) -> Report | None:
 
 
 def decide(key: str, at: int | None) -> None:
-    """Take the controller's decision: the point is when ``at`` collectives were issued; None: now."""
+    """Apply the controller's decision: the point is reached when ``at`` collectives were issued; None: now."""
     with _changed:
-        point = _points.setdefault(key, _Point())  # the decision may overtake what opens the point
+        point = _points.setdefault(key, _Point())  # the decision may arrive before the message that opens the point
         point.decided, point.at = True, at
         point.begun = point.begun or at is None
         _changed.notify_all()
@@ -149,7 +149,7 @@ def let_past(key: str, count: int) -> None:
 
 
 def agree_now(keys: Iterable[str]) -> None:
-    """Consider these points reached, on a rank that was not there when they were decided."""
+    """Mark these points as reached, on a rank that did not exist when they were decided."""
     for key in keys:
         point = _points.get(key)
         if point is None or not point.decided:
@@ -157,14 +157,14 @@ def agree_now(keys: Iterable[str]) -> None:
 
 
 def forget(keys: set[str]) -> None:
-    """Drop all points of breakpoints but these."""
+    """Drop all points of breakpoints except these."""
     for key in set(_points) - keys:
         if not key.startswith(OF_CELL):
             drop(key)
 
 
 def drop(key: str) -> None:
-    """Drop a point, and let those go on that are held there."""
+    """Drop a point, and release the threads that are held there."""
     with _changed:
         point = _points.pop(key, None)
         if point is not None:
@@ -176,7 +176,7 @@ def drop(key: str) -> None:
 
 
 def is_reached(key: str) -> bool:
-    """Whether the program is at that point, or beyond. May wait for the controller; any thread may call it."""
+    """Return whether the program has reached that point. May wait for the controller; any thread may call it."""
     point = _points.get(key)
     if point is None:
         return False
@@ -202,18 +202,19 @@ def is_reached(key: str) -> bool:
             _changed.wait_for(
                 lambda: point.gone or point.begun or point.passed >= now or (point.at or 0) <= now, PATIENCE
             )
-        finally:  # also if an interrupt comes
+        finally:  # also after an interrupt
             point.held = None
         return not point.gone and point.passed < now
 
 
 def _again(frame: FrameType | None) -> str:
-    """Whether this thread comes again to where it is, as its stack has it: `AGAIN`, `IN_CALL` or `ONCE`."""
-    from monarch_kernel.introspection import repeats_here  # what stops threads, and asks no runtime, needs none of it
+    """Return whether this thread will reach its position again, judging by its stack: `AGAIN`, `IN_CALL` or `ONCE`."""
+    # imported here, as code that only stops threads does not need it
+    from monarch_kernel.introspection import repeats_here
 
     threads: dict[int, threading.Thread] = getattr(threading, "_active", {})
     if isinstance(threads.get(threading.get_ident()), threading._DummyThread | None):
-        return AGAIN  # C++ has started it, and calls hooks of Python there: autograd does, in each step
+        return AGAIN  # C++ has started the thread and calls Python hooks in it, as autograd does in each step
     of_cell = False
     while frame is not None:
         file = frame.f_code.co_filename
@@ -227,7 +228,7 @@ def _again(frame: FrameType | None) -> str:
 
 @lru_cache(maxsize=1024)
 def _in_loop(code: CodeType, at: int) -> bool:
-    """Whether an instruction (by its offset, or one within it) is come to again within one call."""
+    """Return whether an instruction (given its offset, or one within it) can be executed again within one call."""
     import dis
 
     steps = list(dis.get_instructions(code))
@@ -238,7 +239,8 @@ def _in_loop(code: CodeType, at: int) -> bool:
         index = ahead.pop()
         step = steps[index]
         following = [index + 1] if step.opname not in _ENDS and index + 1 < len(steps) else []
-        if step.opcode in dis.hasjrel and step.opname != "JUMP_BACKWARD_NO_INTERRUPT":  # the one within an `await`
+        # except the jump within an `await`
+        if step.opcode in dis.hasjrel and step.opname != "JUMP_BACKWARD_NO_INTERRUPT":
             following.append(places[step.argval])
         if here in following:
             return True

@@ -1,8 +1,8 @@
-"""debugpy in one rank, reachable only through the actor runtime.
+"""Run debugpy in one rank, reachable only through the actor runtime.
 
 `DebugpyTunnel` is an actor of the rank, and debugpy runs in the rank's process (there is no adapter process). debugpy
-does not listen on a port, where any user of the host could connect and thereby end the current session. Instead, its
-listening socket is an object that returns one end of a socket pair for each connection, and the tunnel forwards bytes
+does not listen on a port: any user of the host could connect there and thereby end the current session. Instead, its
+listening socket is an object that returns one end of a socket pair for each connection. The tunnel forwards bytes
 between the other end and the caller of `connect`.
 """
 
@@ -27,7 +27,7 @@ START_TIMEOUT = 15.0
 # How long debugpy may take to resume and release everything (seconds).
 _GOODBYE = 2.0
 _CHUNK = 65536
-# Our own requests have numbers that no IDE uses.
+# Requests of this module have numbers that no IDE uses.
 _LAST = 2**30 + 1
 _BYE = b'"disconnect"'
 
@@ -40,8 +40,8 @@ class DebugpyProcess:
         pid: its process.
         folder: its working folder.
         python: its version, such as (3, 11).
-        stops: how many threads the mesh debugger holds stopped there.
-        capabilities: what debugpy answers to ``initialize``; empty while threads are stopped.
+        stops: the number of threads that the mesh debugger holds there.
+        capabilities: debugpy's answer to ``initialize``; empty while threads are stopped.
     """
 
     pid: int
@@ -52,7 +52,7 @@ class DebugpyProcess:
 
 
 class DebugpyTunnel(Actor):
-    """Starts debugpy in a rank, and carries its bytes."""
+    """Starts debugpy in a rank, and forwards its bytes."""
 
     __tool__ = True
     __background__ = True
@@ -69,7 +69,7 @@ class DebugpyTunnel(Actor):
         """Start debugpy; user code continues.
 
         Raises:
-            RuntimeError: it is not installed, or did not start.
+            RuntimeError: debugpy is not installed, or did not start.
         """
         from monarch_kernel.debugger.rank.rank_debugger import existing_tracer
 
@@ -77,7 +77,7 @@ class DebugpyTunnel(Actor):
         stops = sum(bool(stop.thread) for stop in engine.stops()) if engine is not None else 0
         if not stops and self._listener is None:
             result: list[Any] = []
-            # On a thread that ends: debugpy traces the thread that starts it, which must not be ours.
+            # Use a thread that ends: debugpy traces the thread that starts it, which must not be one of the runtime's.
             thread = threading.Thread(target=lambda: result.append(_listen()), daemon=True)
             thread.start()
             thread.join(START_TIMEOUT)
@@ -90,7 +90,7 @@ class DebugpyTunnel(Actor):
         return DebugpyProcess(os.getpid(), os.getcwd(), sys.version_info[:2], stops, self._capabilities)
 
     def _ask_capabilities(self) -> None:
-        """Ask debugpy for its capabilities, as an IDE does first: the gateway reports them before it admits one."""
+        """Query debugpy's capabilities, as an IDE does first: the gateway reports them before it admits an IDE."""
         said: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         connection = self._open(said.put)
         arguments = {"adapterID": "debugpy", "clientID": "monarch_kernel"}
@@ -109,7 +109,7 @@ class DebugpyTunnel(Actor):
 
     @endpoint
     def connect(self, port: Port[bytes]) -> None:
-        """Connect to debugpy; forward its data to `port`, and b"" at the end. An older connection ends."""
+        """Connect to debugpy. Forward its data to `port`, and b"" at the end. An older connection ends."""
         self._close()
         self._open(port.send)
 
@@ -124,12 +124,12 @@ class DebugpyTunnel(Actor):
 
     @endpoint(explicit_response_port=True)
     def hold(self, port: Port[None]) -> None:
-        """Never answer: the failure of the call notifies the caller that this rank has ended."""
+        """Keep the call open: its failure notifies the caller that this rank has ended."""
         self._held = port
 
     @endpoint
     def write(self, data: bytes) -> None:
-        """Bytes for debugpy."""
+        """Send bytes to debugpy."""
         if self._socket is not None:
             try:
                 self._socket.sendall(data)
@@ -138,11 +138,11 @@ class DebugpyTunnel(Actor):
 
     @endpoint
     def hang_up(self) -> None:
-        """End the connection; threads that debugpy has stopped run again."""
+        """End the connection. Threads that debugpy has stopped continue."""
         self._close()
 
     def __cleanup__(self, error: BaseException | None) -> None:
-        """End debugging: stopped threads run again, and no code is traced any more."""
+        """End debugging: stopped threads continue, and no code is traced any more."""
         self._close()
         if self._listener is not None:
             import pydevd  # type: ignore[import-not-found]  # debugpy has it on the path
@@ -155,7 +155,7 @@ class DebugpyTunnel(Actor):
         if self._socket is None:
             return
         connection, self._socket = self._socket, None
-        # An IDE that vanished has not disconnected, and debugpy would keep its stopped threads stopped.
+        # An IDE that vanished has not disconnected, so debugpy would keep its threads stopped.
         goodbye = {"type": "request", "seq": _LAST, "command": "disconnect", "arguments": {"terminateDebuggee": False}}
         try:
             connection.sendall(frame(goodbye))
@@ -168,21 +168,21 @@ class DebugpyTunnel(Actor):
 
 
 class _Hooks:
-    """The hook of `breakpoint()`: pydevd installs its own when it is imported, for good."""
+    """Manages the hook of `breakpoint()`. pydevd installs its own hook permanently when it is imported."""
 
     def __init__(self) -> None:
         self._before: Callable[..., Any] | None = None
 
     def note(self) -> None:
-        """pydevd may be imported next."""
+        """Save the current hook, before pydevd may be imported."""
         self._before = sys.breakpointhook
 
     def take(self, pydevd: ModuleType) -> None:
-        """`breakpoint()` stops for the IDE; pydevd may have been imported, and its hook taken back, before."""
+        """Make `breakpoint()` stop for the IDE, even if pydevd was already imported and its hook removed."""
         pydevd.install_breakpointhook()
 
     def give_back(self) -> None:
-        """`breakpoint()` does what it did before."""
+        """Restore the previous behaviour of `breakpoint()`."""
         if self._before is not None:
             sys.breakpointhook, self._before = self._before, None
 
@@ -197,7 +197,7 @@ class _Listener:
         self._offered: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
 
     def offer(self, sock: socket.socket) -> None:
-        """Have debugpy accept this socket."""
+        """Let debugpy accept this socket."""
         self._offered.put(sock)
 
     # The methods that debugpy calls.
@@ -219,9 +219,9 @@ class _Listener:
 
 
 def _listen() -> _Listener | Exception:
-    """Start debugpy; returns what it listens at, or what went wrong."""
+    """Start debugpy. Return its listening socket, or the error."""
     try:
-        os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # otherwise it prints into the cell
+        os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # otherwise debugpy prints into the cell
         _hooks.note()
         import debugpy  # type: ignore[import-not-found]
         from debugpy.server import api  # type: ignore[import-not-found]
@@ -242,8 +242,8 @@ def _listen() -> _Listener | Exception:
                 block_until_connected=False,
                 wait_for_ready_to_run=False,
                 patch_multiprocessing=False,
-                # A user's actor that is between two calls may be the one that polls for the whole process: an IDE must
-                # not be able to stop it there.
+                # A user's actor between two calls may be polling for the whole process. An IDE must not be able to stop
+                # it there.
                 dont_trace_start_patterns=(_folder_of(debugpy), programs.PACKAGE + os.sep),
             )
             pydevd.get_global_debugger().wait_for_server_socket_ready()
@@ -259,7 +259,7 @@ def _folder_of(package: ModuleType) -> str:
 
 
 def spare_runtime() -> None:
-    """Exclude the runtime's threads from debugpy: if they were stopped, this process could not be reached."""
+    """Exclude the runtime's threads from debugpy. If they were stopped, this process could not be reached."""
     for thread in threading.enumerate():
         if thread.name.startswith("monarch-") and thread.name != "monarch-actor-driver":
             _spare(thread)
@@ -271,7 +271,7 @@ def _spare(thread: threading.Thread) -> None:
 
 
 def _read(connection: socket.socket, heard: Callable[[bytes], object]) -> None:
-    """Carry what debugpy sends, up to its answer to the tunnel's own disconnect request."""
+    """Forward debugpy's data, up to its answer to the tunnel's own disconnect request."""
     frames = Frames()
     try:
         while data := connection.recv(_CHUNK):

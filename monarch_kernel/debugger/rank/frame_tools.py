@@ -1,4 +1,4 @@
-"""What a viewer runs in a frame of a stopped rank, on the stopped thread. Standard library only."""
+"""Functions that a viewer runs in a frame of a stopped rank, on the stopped thread. Standard library only."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _LONGEST = 200
 
 
 def read_source(path: str, _frame: FrameType) -> str:
-    """The text of a file, or of a cell, as this process knows it; "" if it does not."""
+    """Return the text of a file or a cell, as this process knows it; "" if it does not."""
     return "".join(linecache.getlines(path))
 
 
 def rich_value(name: str, bundle: Callable[[Any], Any], frame: FrameType) -> Any:
-    """What `bundle` makes of a variable."""
+    """Apply `bundle` to a variable, and return the result."""
     return bundle(_variable(name, frame))
 
 
@@ -38,7 +38,7 @@ def _variable(name: str, frame: FrameType) -> Any:
 
 
 def complete(text: str, frame: FrameType) -> list[str]:
-    """The completions of the dotted name `text`."""
+    """Return the completions of the dotted name `text`."""
     completer = rlcompleter.Completer({**frame.f_globals, **frame.f_locals})
     found: list[str] = []
     while len(found) < _MOST_NAMES and (match := completer.complete(text, len(found))) is not None:
@@ -47,7 +47,7 @@ def complete(text: str, frame: FrameType) -> list[str]:
 
 
 def local_values(names: tuple[str, ...], frame: FrameType) -> dict[str, str]:
-    """The variables of a frame with short forms of their values: those named, or all that a person made.
+    """Return the variables of a frame with short forms of their values: the named ones, or all that user code defined.
 
     Names that the frame does not have are left out.
     """

@@ -1,4 +1,4 @@
-"""The debugger of one process: its tracer, and the hub in the controller that receives its stops.
+"""Hold the debugger of one process: its tracer, and the hub in the controller that receives its stops.
 
 The debug agent or the first `breakpoint()` loads it; a rank loads none of it before.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.rank.stopping.tracer import StopTracer
     from monarch_kernel.introspection import Failure
 
-#: How long a rank that votes at a breakpoint waits for the other ranks, and then for the hub's decision (seconds).
+#: How long a voting rank waits for the other ranks, and then for the hub's decision (seconds).
 VOTE_PATIENCE = 5.0
 VOTE_TIMEOUT = 10.0
 #: How many ends of stops are kept for the next hub.
@@ -46,7 +46,7 @@ MOST_PASSAGES = 1_000_000
 
 
 class RankDebugger:
-    """The debugger's state of a process: its identity, its engine, and the hub that receives its stops."""
+    """The debugger's state in a process: its identity, its tracer, and the hub that receives its stops."""
 
     def __init__(self) -> None:
         self.uid = ""
@@ -58,16 +58,16 @@ class RankDebugger:
         self._held: Any = None
         self._failures: Subscription | None = None
         self._passages: dict[int, tuple[int, int]] = {}  # by breakpoint: collectives issued, passes since
-        #: Of a program's own process: the viewers whose agents are here, by mesh, and what excludes that one of them
-        #: acts as control passes to another.
+        #: In a program's own process: the viewers whose agents are here, by mesh; and the lock that prevents any of
+        #: them from acting while control passes to another.
         self._viewers: dict[str, tuple[Any, str, Point]] = {}
         self.acting = threading.RLock()
-        self.armed: dict[str, int] = {}  # by controller: the number of the breakpoints that were armed last
-        self._unsaid: deque[int] = deque(maxlen=MOST_UNSAID)  # stops that ended while no hub was there
+        self.armed: dict[str, int] = {}  # by controller: the number of the latest armed set of breakpoints
+        self._unsaid: deque[int] = deque(maxlen=MOST_UNSAID)  # stops that ended while no hub was connected
 
     @property
     def engine(self) -> StopTracer:
-        """The engine; created when first needed."""
+        """The tracer. The first access creates it."""
         with self._lock:
             if self._engine is None:
                 tool_runtime().follow_control(self)
@@ -78,11 +78,11 @@ class RankDebugger:
 
     @property
     def existing_tracer(self) -> StopTracer | None:
-        """The engine; None if nothing has stopped or been armed here yet."""
+        """The tracer; None if nothing has been stopped or armed here yet."""
         return self._engine
 
     def watch_failures(self, wanted: bool) -> None:
-        """Follow failures of endpoints and cells, if breakpoints at errors want that."""
+        """Monitor failures of endpoints and cells while breakpoints at errors need that."""
         if wanted and self._failures is None:
             self._failures = on_failure(self.failed)
         elif not wanted and self._failures is not None:
@@ -92,7 +92,7 @@ class RankDebugger:
     # -- the hub ---------------------------------------------------------------------------------
 
     def attach(self, hub: Any, uid: str, mesh: str, point: Point) -> None:
-        """Send stops to that hub from now on, beginning with those that exist, if its viewer has control."""
+        """Send stops to that hub from now on, beginning with the existing ones, if its viewer has control."""
         here = tool_runtime()
         if here.OF_PROGRAM:
             here.follow_control(self)
@@ -100,7 +100,7 @@ class RankDebugger:
                 self._viewers[uid] = hub, mesh, point
                 if here.drives(uid):
                     self._attach(hub, uid, mesh, point)
-                else:  # it looks on
+                else:  # it only observes
                     hub.joined.broadcast(uid, point.rank, os.getpid(), [])
         else:
             self._attach(hub, uid, mesh, point)
@@ -109,7 +109,7 @@ class RankDebugger:
         self.uid, self.mesh, self.point = uid, mesh, point
         self.hub = hub
         engine = self._engine
-        # A stop at this moment may be sent twice; the hub ignores the second.
+        # A stop that happens now may be sent twice. The hub ignores the second.
         stops = engine.stops() if engine is not None else []
         if any(stop.thread for stop in stops):
             self._hold()
@@ -120,7 +120,7 @@ class RankDebugger:
     # -- viewers of a program's process ------------------------------------------------------------
 
     def hand_over(self, uid: str) -> None:
-        """Let another viewer have control: stops pass on to it, and the breakpoints of the former are removed."""
+        """Pass control and the stops to another viewer, and remove the breakpoints of the former one."""
         with self.acting:
             former, of = self.hub, self.uid
             self.uid, self.hub = "", None
@@ -131,7 +131,7 @@ class RankDebugger:
                 if former is not None:
                     for stop in self._engine.stops():
                         former.resumed.broadcast(of, self.point.rank, stop.id, "passed on")
-            if uid in self._viewers:  # else its agent follows
+            if uid in self._viewers:  # otherwise, its agent follows
                 hub, mesh, point = self._viewers[uid]
                 self._attach(hub, uid, mesh, point)
 
@@ -140,7 +140,7 @@ class RankDebugger:
         return self._engine is not None and any(stop.thread for stop in self._engine.stops())
 
     def release(self) -> int:
-        """The viewer in control is gone: let all threads run, and remove its breakpoints; returns how many stood."""
+        """Let all threads run, and remove breakpoints: no viewer is in control. Return how many were stopped."""
         with self.acting:
             self.uid, self.hub = "", None
             self.watch_failures(False)
@@ -153,17 +153,17 @@ class RankDebugger:
             return standing
 
     def forget(self, uid: str) -> None:
-        """A viewer has left for good."""
+        """Remove a viewer that has left for good."""
         with self.acting:
             self._viewers.pop(uid, None)
 
     def identity(self, uid: str) -> tuple[str, Point]:
-        """The name of a viewer's mesh, and this rank in it."""
+        """Return the name of a viewer's mesh, and this rank's coordinates in it."""
         _hub, mesh, point = self._viewers.get(uid, (None, self.mesh, self.point))
         return mesh, point
 
     def check(self, uid: str) -> None:
-        """Raise RuntimeError if the viewer of that mesh may not act here; called with ``acting`` held."""
+        """Raise RuntimeError if the viewer of that mesh may not act here. Called with ``acting`` held."""
         here = tool_runtime()
         if here.OF_PROGRAM and not (self.hub is not None and self.uid == uid and here.drives(uid)):
             raise RuntimeError("another viewer has control of this job, or this one was silent: %mesh join JOB --drive")
@@ -185,7 +185,7 @@ class RankDebugger:
     def _hold(self) -> None:
         """Detect the end of the hub's process: it never answers this call, which fails when the process ends."""
         if tool_runtime().OF_PROGRAM:
-            return  # whoever has control there has to show all the time that it lives
+            return  # there, the viewer in control must continuously prove that it is alive
         with self._lock:
             if self._held is None or self._held.done():
                 self._held = self.hub.hold.call_one()
@@ -197,11 +197,11 @@ class RankDebugger:
             return
         if environment.ORPHANED_STOPS.get() == "end":
             os._exit(1)
-        # On a thread of its own: this one polls for the whole process.
+        # Close on a separate thread: this one polls for the whole process.
         threading.Thread(target=engine.close, name="monarch-debugger", daemon=True).start()
 
     def _vote(self, at: Breakpoint, hit: int, value: Any) -> bool:
-        """Whether this rank stops, as the votes of all ranks decide; called on the thread at the breakpoint."""
+        """Return whether this rank stops, by the votes of all ranks. Called on the thread at the breakpoint."""
         from monarch_kernel.debugger.rank.values.reduce import digest
 
         text = digest(value) if at.differs else ""
@@ -221,10 +221,10 @@ class RankDebugger:
             return False
 
     def _passage(self, number: int, hit: int) -> int:
-        """A number that is the same on all ranks that pass a breakpoint in the same step of their program.
+        """Return a number that is equal on all ranks that pass a breakpoint in the same step of their program.
 
-        The count of hits is not, if the breakpoint was set while the ranks ran: their first hits may be a step apart.
-        The number of collectives that the default group has issued is.
+        The hit count is not equal if the breakpoint was set while the ranks ran: their first hits may be a step apart.
+        The number of collectives that the default group has issued is equal.
         """
         issued = common_point.issued()
         if issued is None:
@@ -245,37 +245,37 @@ _rank = RankDebugger()
 
 
 def attach(hub: Any, uid: str, mesh: str, point: Point) -> None:
-    """Called by the agent when it begins."""
+    """Attach the hub; the agent calls this when it begins."""
     _rank.attach(hub, uid, mesh, point)
 
 
 def rank_of() -> tuple[str, int, Extent]:
-    """The name and shape of the mesh and this rank in it, as the requesting viewer knows them."""
+    """Return the name of the mesh, this rank, and the extent, as the requesting viewer knows them."""
     mesh, point = _rank.identity(getattr(_asking, "uid", ""))
     return mesh, point.rank, point.extent
 
 
 def existing_tracer() -> StopTracer | None:
-    """This process's tracer, if there is one."""
+    """Return this process's tracer, if there is one."""
     return _rank.existing_tracer
 
 
 def stop_tracer() -> StopTracer:
-    """This process's tracer, which is made if there is none."""
+    """Return this process's tracer. The first call creates it."""
     return _rank.engine
 
 
 def stop_here(frame: FrameType, text: str = "") -> None:
     """Stop the calling thread until a viewer lets it continue: `breakpoint()`.
 
-    In a joined job, only the viewer in control can do so; without one, the thread continues at once.
+    In a joined job, only the viewer in control can do so. If no viewer has control, the thread continues at once.
 
     Raises:
-        RuntimeError: this process is not a rank of a mesh, so there is no debugger to stop for.
+        RuntimeError: this process is not a rank of a mesh, so it has no debugger.
     """
     if _rank.hub is None:
         if tool_runtime().OF_PROGRAM and not tool_runtime().drives(""):
-            return  # all viewers only observe, so none could let it continue
+            return  # all viewers only observe, so none could let the thread continue
         procs = tool_runtime().home()
         if procs is None:
             raise RuntimeError("breakpoint(): there is no actor in this process, so no debugger could find it")
@@ -300,19 +300,19 @@ def serve(uid: str, function: Any, args: tuple[Any, ...]) -> Any:
 
 @contextmanager
 def _acting() -> Generator[None]:
-    """Act for the viewer whose request the calling thread serves, if it has control, and as long as it has."""
+    """Hold the right to act for the viewer whose request the calling thread serves. Fails if it has no control."""
     with _rank.acting:
         _rank.check(_asking.uid)
         yield
 
 
 def arm(order: tuple[str, int], breakpoints: Sequence[Breakpoint], begun: Sequence[str] = ()) -> list[Bound]:
-    """Arm these breakpoints in place of all others, unless later ones of the same controller are armed already.
+    """Arm these breakpoints in place of all others, unless newer ones of the same controller are already armed.
 
     Args:
-        order: the controller, and the number of this state of its breakpoints. Requests are served on threads of their
-            own, and may pass each other.
-        begun: the points (`Breakpoint.together`) that this rank is taken to have reached.
+        order: the controller, and the number of this state of its breakpoints. Requests are served on separate threads
+            and may overtake each other.
+        begun: the points (`Breakpoint.together`) that count as reached on this rank.
     """
     keys = [each.together for each in breakpoints if each.together]
     controller, number = order
@@ -331,7 +331,7 @@ def arm(order: tuple[str, int], breakpoints: Sequence[Breakpoint], begun: Sequen
 
 
 def _check_acting() -> None:
-    """Raise RuntimeError if the viewer whose request the calling thread serves may not act; it may take long then."""
+    """Raise RuntimeError if the viewer whose request is being served may not act. For requests that take long."""
     with _acting():
         return
 
@@ -345,26 +345,26 @@ def _ids(ids: Ids) -> list[int]:
 
 
 def resume(ids: Ids, how: str, line: int) -> list[int]:
-    """Resume these stops; returns those that existed."""
+    """Resume these stops. Return those that existed."""
     done: list[int] = []
     with _acting():
         for stop in _ids(ids):
             try:
                 _rank.engine.resume(stop, how, line)  # type: ignore[arg-type]  # the hub has checked it
             except KeyError:
-                continue  # it has continued already
+                continue  # it has already continued
             done.append(stop)
     return done
 
 
 def pause() -> None:
-    """Stop the threads that run user code at their next line of it."""
+    """Stop threads that run user code at their next line of user code."""
     with _acting():
         _rank.engine.pause()
 
 
 def cancel_pause() -> None:
-    """Let the threads run that `pause` has not stopped yet."""
+    """Let those threads run that `pause` has not stopped yet."""
     with _acting():
         _rank.engine.cancel_pause()
 
@@ -385,7 +385,7 @@ def _or_error(stop: int, frame: int, source: str, timeout: float) -> Evaluation:
 
 
 def call(ids: Ids, frame: int, function: Any, timeout: float) -> dict[int, Any]:
-    """Call ``function(frame)`` in each of these stops; an exception that it raises replaces the value."""
+    """Call ``function(frame)`` in each of these stops. An exception that it raises replaces the value."""
     found: dict[int, Any] = {}
     _check_acting()
     for stop in _ids(ids):
@@ -397,12 +397,12 @@ def call(ids: Ids, frame: int, function: Any, timeout: float) -> dict[int, Any]:
 
 
 def scopes(stop: int, frame: int) -> list[Variable]:
-    """The scopes of a frame."""
+    """Return the scopes of a frame."""
     return _rank.engine.scopes(stop, frame)
 
 
 def variables(stop: int, ref: int, start: int, count: int) -> list[Variable]:
-    """The children of a value."""
+    """Return the children of a value."""
     return _rank.engine.variables(stop, ref, start, count)
 
 
@@ -421,7 +421,7 @@ def _key(failure: Failure) -> str:
 
 
 def kept_errors() -> list[ErrorRecord]:
-    """The failures that this process keeps, newest first."""
+    """Return the failures that this process keeps, newest first."""
     from monarch_kernel.debugger.model.stops import ErrorRecord
     from monarch_kernel.debugger.rank.stopping.expressions import summary
 
@@ -441,7 +441,7 @@ def kept_errors() -> list[ErrorRecord]:
 
 
 def post_mortem(key: str) -> tuple[int, Stop | None]:
-    """This process's id, and the newest kept failure with this `ErrorRecord.key`, opened as a stop without a thread."""
+    """Open the newest kept failure with this `ErrorRecord.key` as a stop without a thread. Return pid and stop."""
     failure = next((each for each in reversed(failures()) if _key(each) == key), None)
     if failure is None:
         return os.getpid(), None

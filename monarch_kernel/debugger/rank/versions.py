@@ -1,4 +1,4 @@
-"""The versions of the software in this process."""
+"""Determine the versions of the software in this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monarch_kernel._version import __version__
 
 
 def versions_here() -> dict[str, str]:
-    """The versions of Python, of this package, and of PyTorch with its CUDA if it is loaded, by name."""
+    """Return the versions of Python, of this package, and of PyTorch with its CUDA if it is loaded, by name."""
     found = {"Python": platform.python_version(), "monarch_kernel": __version__}
     torch: Any = sys.modules.get("torch")
     if torch is not None:

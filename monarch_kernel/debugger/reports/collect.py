@@ -23,9 +23,9 @@ from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncemen
 from monarch_kernel.engines.join.jobs import JoinableJob
 from monarch_kernel.engines.join.rank_machines import greet
 
-#: How many collectives a report keeps, of all ranks together, and of each at least.
+#: The maximum number of collectives in a report, over all ranks, and the minimum for each rank.
 _CALLS, _LEAST = 100_000, 20
-#: How long ranks may take to tell what they run (seconds).
+#: The time limit for ranks to report their versions (seconds).
 _VERSIONS = 1.0
 
 REQUESTED = "a report on request."
@@ -34,17 +34,17 @@ REQUESTED = "a report on request."
 def collect(
     name: str, reason: str = REQUESTED, machines: Mapping[str, Sequence[str]] | None = None, meet: str = ""
 ) -> JobReport:
-    """What the ranks of a job do now. Nothing is stopped, no code of the job is called, and no value is read.
+    """Collect what the ranks of a job do now. Nothing is stopped, no code of the job is called, and no value is read.
 
     Ranks that do not answer are read from outside.
 
     Args:
-        name: of the job, which this process has not joined.
-        reason: why the report is made, as a sentence.
-        machines, meet: where else its ranks are; see ``JoinController.add_machines``.
+        name: the name of the job, which this process has not joined.
+        reason: the reason for the report, as a sentence.
+        machines, meet: further locations of its ranks; see ``JoinController.add_machines``.
 
     Raises:
-        JoinError: there is no such job, or none of its ranks can be reached, or a machine cannot.
+        JoinError: there is no such job, none of its ranks can be reached, or a machine cannot be reached.
     """
     jobs = tool_runtime().joined_jobs()
     jobs.add_machines(machines or {}, meet)
@@ -64,9 +64,10 @@ def collect(
 
 
 def collect_hang(name: str, reason: str) -> JobReport:
-    """The same of a job that makes no progress, for a rank of this machine that has noticed it.
+    """Collect a report on a job that makes no progress, for a rank of this machine that has detected it.
 
-    Where the job's machines meet, the report of the machine with rank 0 has all ranks, and each other that of its own.
+    If the job's machines use a meeting point, the report of the machine with rank 0 covers all ranks. The report of
+    each other machine covers its own ranks.
     """
     meet = next((each.meet for each in announcements() if each.name == name and each.identity.rank == 0), "")
     if meet:
@@ -81,16 +82,16 @@ def collect_hang(name: str, reason: str) -> JobReport:
 
 
 def hang_reason(name: str, after: float, waits: bool) -> str:
-    """Why a report is made that a rank of this machine has asked for, since it makes no progress.
+    """Describe why a report is made that a rank of this machine has requested because it makes no progress.
 
     Args:
-        name: of the job.
-        after: how long ranks have made none (seconds).
-        waits: whether that rank waits in a collective. If so, it does not count that others come to other
-            instructions, which they also do in loops that never end; but that they issue collectives does.
+        name: the name of the job.
+        after: how long ranks have made no progress (seconds).
+        waits: whether that rank waits in a collective. If so, other ranks count as making progress only if they issue
+            collectives. That they reach other instructions does not count, because they also do so in endless loops.
 
     Returns:
-        A sentence; "" if another rank makes progress, so that there is nothing to report.
+        A sentence; "" if another rank makes progress, so there is nothing to report.
     """
     since = time.time() - after
     for found, connection in greet(each for each in announcements() if each.name == name and _is_here(each)):
@@ -115,13 +116,13 @@ def _facts(job: JoinableJob, ranks: tuple[RankFacts, ...], reason: str) -> JobFa
 
 
 def _is_here(announced: RankAnnouncement) -> bool:
-    """Whether it is a process of this machine that lives, and has the same process id for this process."""
+    """Return whether it is a living process of this machine, in the same PID namespace as this process."""
     near = announced.host == socket.gethostname() and announced.space == pid_space()
     return near and began_at(announced.pid) == announced.began
 
 
 def _ranks(announced: Mapping[int, RankAnnouncement], answered: Iterable[int]) -> tuple[RankFacts, ...]:
-    """The processes, with what can be seen of them from this machine."""
+    """Return the processes, with their state as seen from this machine."""
     answers = set(answered)
     found: list[RankFacts] = []
     for rank, each in sorted(announced.items()):
@@ -143,7 +144,7 @@ def _versions(told: Mapping[int, dict[str, str]]) -> dict[str, dict[str, tuple[i
 
 
 def _trimmed(report: StragglerReport) -> StragglerReport | None:
-    """A report on the latest collectives, of which a file keeps so many; None if none is recorded on all its ranks."""
+    """Limit a report to the latest collectives for a file; None if no collective is recorded on all its ranks."""
     if not report.found.meetings:
         return None
     most = max(_LEAST, _CALLS // len(report.records))

@@ -1,4 +1,4 @@
-"""The files of a report: text, HTML and JSON, which this user alone can read."""
+"""Write and read the files of a report: text, HTML and JSON, which only this user can read."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _FORM = re.compile(rf"{FORM_NAME}-(\d{{1,6}})")
 
 
 class ReportError(ValueError):
-    """A report cannot be written or read; the message names it and the reason."""
+    """A report cannot be written or read. The message contains its name and the reason."""
 
 
 class _Head(msgspec.Struct):
-    """What a report of any version begins with."""
+    """The fields that identify a report of any version."""
 
     form: str
     version: str = ""
 
 
 def default_folder(job: str) -> str:
-    """The default folder of reports on a job: beside the output of the job."""
+    """Return the default folder of reports on a job: beside the output of the job."""
     return f"{job}-reports"
 
 
 def save(report: JobReport, folder: str) -> list[str]:
-    """Write a report; the folder is made if it is missing.
+    """Write a report. The folder is created if it is missing.
 
     Returns:
         The paths of the text, the HTML and the JSON.
@@ -61,7 +61,7 @@ def save(report: JobReport, folder: str) -> list[str]:
 
 
 def write(report: JobReport, paths: Sequence[str]) -> None:
-    """Write the text, the HTML and the JSON; replace existing files.
+    """Write the text, the HTML and the JSON. Existing files are replaced.
 
     Raises:
         OSError: the files cannot be written.
@@ -72,20 +72,20 @@ def write(report: JobReport, paths: Sequence[str]) -> None:
 
 
 def encoded(report: JobReport) -> bytes:
-    """The JSON of a report."""
+    """Encode a report as JSON."""
     return msgspec.json.encode(report.plain())
 
 
 def load(report: str | os.PathLike[str]) -> JobReport:
-    """Open a report that `monarch-kernel report`, or a job that hung, has written. It needs no job.
+    """Open a report that was written by `monarch-kernel report`, or by a job that hung. The job is not needed.
 
-    The file is read as plain data, so it may come from anybody.
+    The file is read as plain data, so it may come from an untrusted source.
 
     Args:
         report: the path of its JSON.
 
     Raises:
-        ReportError: it is no report, is damaged, or was written by a later version.
+        ReportError: the file is not a report, is damaged, or was written by a later version.
         OSError: it cannot be read.
     """
     path = os.fspath(report)

@@ -1,4 +1,4 @@
-"""What all ranks of a job did at one moment, with the same views as live ones."""
+"""A report on the activity of all ranks of a job at one moment, with the same views as live ones."""
 
 from __future__ import annotations
 
@@ -28,22 +28,24 @@ from monarch_kernel.display.reports import AsReport
 from monarch_kernel.display.tables import TableView, table_html, table_text
 from monarch_kernel.meshes import format_ranks
 
-#: What a file of ours says it is; the number grows when an older version could not read it.
+#: The format name and version in a file. The version increases when older versions can no longer read the file.
 FORM_NAME, FORM = "monarch-report", 1
 #: A time (seconds since 1970) in the year 10000.
 _NO_CALENDAR = 253402300800
 
 
 class JobReport(AsReport):
-    """What all ranks of a job did at one moment, and why it makes no progress. Displays itself as text and as HTML.
+    """The activity of all ranks of a job at one moment, and why it made no progress.
+
+    Displays itself as text and as HTML.
 
     Attributes:
-        job: facts on the job, and on the report.
-        verdict: why its ranks wait, as of that moment.
-        stacks: what user code they ran, merged.
-        threads: the same of all their threads.
-        stragglers: which ranks came late to collectives; None without records.
-        notes: what else there is to know, each a sentence.
+        job: facts about the job and the report.
+        verdict: why its ranks waited at that moment.
+        stacks: the user code that they ran, merged.
+        threads: the same for all their threads.
+        stragglers: the ranks that arrived late at collectives; None without records.
+        notes: further information, each a sentence.
     """
 
     def __init__(
@@ -64,12 +66,12 @@ class JobReport(AsReport):
 
     @property
     def headline(self) -> str:
-        """Which job, why, and when, in a sentence."""
+        """The job, the reason and the time, in a sentence."""
         return f"Job {self.job.name}, {_utc(self.job.made)}: {self.job.reason}"
 
     @property
     def facts(self) -> tuple[str, ...]:
-        """What there is to know of the job, each in a line."""
+        """Facts about the job, one per line."""
         job = self.job
         known = len(job.ranks)
         count = f"{known} of {job.world}" if known != job.world else str(known)
@@ -88,7 +90,7 @@ class JobReport(AsReport):
         return tuple(line for line in lines if line)
 
     def table(self) -> TableView:
-        """The processes, one in a row."""
+        """Tabulate the processes, one per row."""
         hosts = {each.host for each in self.job.ranks}
         restarted = any(each.restarts for each in self.job.ranks)
         rows = [
@@ -111,7 +113,7 @@ class JobReport(AsReport):
         return TableView(headings, rows, right=(0, 2, 6, 7, 8), note=note).without_empty_columns()
 
     def text(self, *, colours: bool = False) -> str:
-        """The whole report as text."""
+        """Render the whole report as text."""
         parts = [self.headline, *self.facts, *self.notes, "", str(self.verdict), "", table_text(self.table())]
         parts += ["", self.stacks.text(colours=colours)]
         if self.stragglers is not None:
@@ -119,7 +121,7 @@ class JobReport(AsReport):
         return "\n".join([*parts, "", "All threads:", self.threads.text(colours=colours)])
 
     def html(self) -> str:
-        """The whole report as HTML, without scripts or style sheets."""
+        """Render the whole report as HTML, without scripts or style sheets."""
         facts = "".join(f'<div style="{styles.DIM}">{escape(line)}</div>' for line in (*self.facts, *self.notes))
         head = f'<div style="{styles.VIEW}"><div style="{styles.VIEW_TITLE}">{escape(self.headline)}</div>{facts}</div>'
         late = self.stragglers
@@ -134,7 +136,7 @@ class JobReport(AsReport):
         return "".join(parts)
 
     def page(self) -> str:
-        """The same as a whole document."""
+        """Render the same as a complete HTML document."""
         title = escape(self.headline)
         return (
             f'<!doctype html><html><head><meta charset="utf-8"><title>{title}</title>'
@@ -145,7 +147,7 @@ class JobReport(AsReport):
     # -- as plain data -------------------------------------------------------------------------------
 
     def plain(self) -> PlainReport:
-        """The form that files have."""
+        """Convert the report to its file format."""
         return PlainReport(
             form=f"{FORM_NAME}-{FORM}",
             version=__version__,
@@ -159,7 +161,7 @@ class JobReport(AsReport):
 
     @classmethod
     def of_plain(cls, plain: PlainReport) -> JobReport:
-        """A report as it was written.
+        """Convert a report from its file format.
 
         Raises:
             ValueError, LookupError: the data is damaged.
@@ -178,7 +180,7 @@ class JobReport(AsReport):
         )
 
     def asdict(self) -> dict[str, Any]:
-        """The whole report as JSON-compatible dictionaries, lists, strings and numbers."""
+        """Return the whole report as JSON-compatible dictionaries, lists, strings and numbers."""
         found: dict[str, Any] = msgspec.to_builtins(self.plain(), str_keys=True)
         return found
 

@@ -1,7 +1,7 @@
-"""Reports as plain data: the form that files have. Nothing in it is executed or unpickled as it is read.
+"""The file format of reports, as plain data. Nothing in it is executed or unpickled when it is read.
 
-Verdicts, places, stacks and records of collectives are values already; stacks are kept once each, since most ranks of
-a large job have the same.
+Verdicts, locations, stacks and records of collectives already are plain values. Each distinct stack is stored once,
+since most ranks of a large job have the same stacks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from monarch_kernel.debugger.controller.stragglers.stragglers_report import Stra
 from monarch_kernel.debugger.model.collective_times import CollectiveTimes
 from monarch_kernel.debugger.model.stacks import Stack, StackSnapshot
 
-#: No report names more frames: 10,000 ranks with 40 threads of 75 each.
+#: The maximum number of frames in a report: 10,000 ranks with 40 threads of 75 frames each.
 _FRAMES = 30_000_000
 
 
@@ -25,15 +25,16 @@ class RankFacts(msgspec.Struct, frozen=True):
     """A process of a job, as its machine reports it.
 
     Attributes:
-        rank: in its job.
+        rank: its rank in the job.
         host: its machine.
-        pid: there.
+        pid: its pid there.
         answers: whether it has answered.
-        since: when it was prepared (seconds since 1970); 0 if it is not known.
-        restarts: how often its launcher has started the ranks again.
-        state: the letter of the kernel: R, S, D, T, t or Z; "" if it cannot be seen from where the report was made.
-        wchan: the function of the kernel in which its main thread sleeps.
-        threads: how many it has.
+        since: when it was prepared (seconds since 1970); 0 if unknown.
+        restarts: how often its launcher has restarted the ranks.
+        state: the state letter of the operating system: R, S, D, T, t or Z; "" if not visible from the reporting
+            machine.
+        wchan: the kernel function in which its main thread sleeps.
+        threads: the number of its threads.
         rss: memory (bytes).
     """
 
@@ -50,19 +51,19 @@ class RankFacts(msgspec.Struct, frozen=True):
 
 
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A job, and how a report on it came about.
+    """Facts about a job and about a report on it.
 
     Attributes:
-        name: under which its ranks were prepared.
-        launch: which launch of it; see `engines.join.identity.RankIdentity`.
+        name: the name under which its ranks were prepared.
+        launch: the id of the launch; see `engines.join.identity.RankIdentity`.
         program: the command line of its first rank, shortened.
-        world: how many ranks it has.
+        world: the number of its ranks.
         since: when the first of its known ranks was prepared (seconds since 1970).
         made: when the report was made (seconds since 1970).
-        host: where it was made.
-        reason: why, as a sentence.
+        host: the machine on which it was made.
+        reason: the reason for it, as a sentence.
         ranks: its known processes, by rank.
-        versions: what the ranks that have answered run: by name and version, the ranks.
+        versions: by name and version of a program, the ranks that have reported it.
     """
 
     name: str
@@ -78,7 +79,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlainSnapshot(NamedTuple):
-    """What one rank does; the stacks by their number."""
+    """The activity of one rank, with its stacks by their number."""
 
     pid: int
     stacks: tuple[int, ...]
@@ -146,7 +147,7 @@ def plain_stacks(stacks: Stacks) -> PlainStacks:
 
 
 def stacks_of(plain: PlainStacks) -> Stacks:
-    """Stacks as they were written.
+    """Convert stacks from their file format.
 
     Raises:
         ValueError, LookupError: the data is damaged.
@@ -155,7 +156,7 @@ def stacks_of(plain: PlainStacks) -> Stacks:
     mentioned = (*plain.ranks, *plain.snapshots, *plain.late, *plain.dead, *plain.unread)
     if mentioned and not 0 <= min(mentioned) <= max(mentioned) < extent.nelements:
         raise ValueError(f"ranks {min(mentioned)} to {max(mentioned)} of {extent.nelements}")
-    # Each stack is there once, and may be named often.
+    # Each stack is stored once, and may be referenced often.
     frames = sum(len(plain.distinct[at].frames) for each in plain.snapshots.values() for at in each.stacks)
     if frames > _FRAMES:
         raise ValueError(f"{frames} frames, more than {_FRAMES}")
@@ -181,18 +182,18 @@ def stacks_of(plain: PlainStacks) -> Stacks:
 
 
 def plain_stragglers(report: StragglerReport) -> PlainStragglers:
-    """A report on collectives as it is written."""
+    """Convert a report on collectives to its file format."""
     return PlainStragglers(report.name, report.records, report.last, report.notes)
 
 
 def stragglers_of(plain: PlainStragglers) -> StragglerReport:
-    """A report on collectives as it was written.
+    """Convert a report on collectives from its file format.
 
     Raises:
         ValueError, LookupError: the data is damaged.
     """
     report = StragglerReport(plain.name, plain.records, plain.last)
-    report.notes = plain.notes  # it has found some of them itself, again
+    report.notes = plain.notes  # the report has already found some of them again
     return report
 
 

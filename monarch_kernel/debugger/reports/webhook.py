@@ -1,4 +1,4 @@
-"""Posts reports to the webhook that a user has named. Its URL is like a password: it is shown nowhere."""
+"""Post reports to the webhook that a user has configured. Its URL is like a password: it is never displayed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from monarch_kernel.debugger.reports.files import encoded
 from monarch_kernel.debugger.reports.job_report import JobReport
 from monarch_kernel.private_files import read_own_file
 
-#: How long the receiver may take (seconds), and the largest report that is posted whole (bytes).
+#: The time limit for the receiver (seconds), and the largest report that is posted completely (bytes).
 TIMEOUT, LARGEST = 10.0, 1 << 20
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _NAME = environment.JOIN_WEBHOOK.name
@@ -27,7 +27,7 @@ class WebhookError(RuntimeError):
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A report goes where the user has said, and nowhere else."""
+    """Prevents redirects: a report is sent only to the configured URL."""
 
     def redirect_request(
         self,
@@ -42,10 +42,10 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def webhook() -> str:
-    """The URL that the user has named; "" if none.
+    """Return the URL that the user has configured; "" if none.
 
     Raises:
-        WebhookError: it is none, or its file cannot be read.
+        WebhookError: the URL is invalid, or its file cannot be read.
     """
     named = environment.JOIN_WEBHOOK.get()
     if named and "://" not in named:
@@ -67,15 +67,15 @@ def webhook() -> str:
 
 
 def post(url: str, report: JobReport, paths: Sequence[str]) -> None:
-    """Post a report as JSON: ``text`` in words, as chat programs show it, and ``report`` as in the file.
+    """Post a report as JSON: ``text`` in words, for chat programs, and ``report`` as in the file.
 
     Args:
-        url: of the receiver, as `webhook` has checked it.
-        report: what to post.
-        paths: where its files are.
+        url: the URL of the receiver, as `webhook` has checked it.
+        report: the report to post.
+        paths: the paths of its files.
 
     Raises:
-        WebhookError: it was not taken.
+        WebhookError: the receiver has not accepted it.
     """
     said = [report.headline, report.verdict.sentence, f"on {report.job.host}: {paths[0]}" if paths else ""]
     whole = encoded(report)
@@ -83,7 +83,7 @@ def post(url: str, report: JobReport, paths: Sequence[str]) -> None:
         said.append(f"The report itself ({len(whole)} bytes) is too large to be posted.")
         whole = b"null"
     body = msgspec.json.encode({"text": "\n".join(filter(None, said)), "report": msgspec.Raw(whole)})
-    near = urllib.parse.urlsplit(url).scheme == "http"  # no proxy is asked to reach this machine
+    near = urllib.parse.urlsplit(url).scheme == "http"  # no proxy is used to reach this machine
     opener = urllib.request.build_opener(_NoRedirects, *([urllib.request.ProxyHandler({})] if near else []))
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method="POST")
     try:
@@ -100,10 +100,10 @@ def post(url: str, report: JobReport, paths: Sequence[str]) -> None:
 
 
 def posted(report: JobReport, paths: Sequence[str]) -> str:
-    """Post a report to the webhook that the user has named, if one is.
+    """Post a report to the webhook that the user has configured, if any.
 
     Returns:
-        A sentence on what went wrong; "" if nothing.
+        A sentence about the error; "" if there was none.
     """
     try:
         url = webhook()

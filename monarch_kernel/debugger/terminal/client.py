@@ -1,4 +1,4 @@
-"""The console of a running controller in a terminal, opened by `monarch-kernel debug`."""
+"""Open the console of a running controller in a terminal, for `monarch-kernel debug`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from monarch_kernel.debugger.commands.stop_text import with_clock
 from monarch_kernel.display.controls import only_colours
 from monarch_kernel.introspection import Controller
 
-#: How long a completion may take (seconds).
+#: The time limit for a completion (seconds).
 COMPLETION = 2.0
 
 
@@ -27,7 +27,7 @@ class TerminalClient:
     """The terminal's side of a connection.
 
     Args:
-        sock: connected to the console.
+        sock: the connection to the console.
         controller: the process of the console.
     """
 
@@ -58,7 +58,7 @@ class TerminalClient:
                 for line in lines:
                     self._handle(json.loads(line))
         except (OSError, ValueError):
-            pass  # it has ended
+            pass  # the console has ended
         self._ended.set()
         self._done.put(None)
 
@@ -76,17 +76,20 @@ class TerminalClient:
 
     @staticmethod
     def _show(text: str) -> None:
-        sys.stdout.write(only_colours(text))  # which may be that of prompt_toolkit
+        sys.stdout.write(only_colours(text))  # the stream may be that of prompt_toolkit
         sys.stdout.flush()
 
     def _say(self, **message: Any) -> int:
         self._numbers += 1
-        with contextlib.suppress(OSError):  # the reader notices
+        with contextlib.suppress(OSError):  # the reader detects it
             self._sock.sendall(json.dumps({**message, "number": self._numbers}).encode() + b"\n")
         return self._numbers
 
     def _line(self, line: str) -> bool:
-        """Execute a line in the controller, and wait for its end; True if it asks to leave. Ctrl-C ends the wait."""
+        """Execute a line in the controller, and wait for its end; Ctrl-C ends the wait.
+
+        Returns True if the line ends the session.
+        """
         number = self._say(line=line)
         return self._wait(number)
 
@@ -98,7 +101,7 @@ class TerminalClient:
         return True
 
     def prompt(self) -> str:
-        """The prompt, with the remaining time as it is now."""
+        """Return the prompt, with the current remaining time."""
         text, left, at = self._prompt
         return with_clock(text, None if left is None else max(0.0, left - (time.monotonic() - at)))
 
@@ -114,7 +117,7 @@ class TerminalClient:
         return self._status()
 
     def talk(self) -> int:
-        """Read lines until one asks to leave or the controller ends."""
+        """Read lines until one ends the session, or the controller ends."""
         if sys.stdin.isatty() and sys.stdout.isatty():
             return self._talk_at_terminal()
         self._reader.start()
@@ -145,7 +148,7 @@ class TerminalClient:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             history: Any = FileHistory(folder / "debug_history")
-        except OSError:  # no home to write to
+        except OSError:  # no writable home directory
             history = InMemoryHistory()
         session: Any = PromptSession(
             history=history,
@@ -169,7 +172,7 @@ class TerminalClient:
                     if self._line(line):
                         break
                 except KeyboardInterrupt:
-                    self._show("\n")  # the command continues, and its output is shown when it comes
+                    self._show("\n")  # the command continues; its output is shown when it arrives
         return self._status()
 
     def _watch(self, session: Any) -> None:
@@ -186,7 +189,7 @@ class TerminalClient:
             threading.Thread(target=wait, name="monarch-console", daemon=True).start()
 
     def words(self, before: str) -> list[str]:
-        """The words that may complete a line; none if the controller takes too long."""
+        """Return the words that may complete a line; none if the controller takes too long."""
         number = self._say(complete=before)
         deadline = time.monotonic() + COMPLETION
         while (left := deadline - time.monotonic()) > 0:

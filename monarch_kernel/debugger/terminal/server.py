@@ -1,10 +1,12 @@
-"""The console for other programs of the same user: a Unix socket in the run folder, which only that user can open.
+"""Serve the console to other programs of the same user, through a Unix socket in the run folder.
 
-Messages are JSON objects, one on a line. A client sends ``{"line": TEXT, "number": N}`` to execute a line, and
-``{"complete": TEXT, "number": N}``. It receives ``{"text": TEXT}`` as output comes, and at the end of a line
-``{"done": N, "prompt": TEXT, "left": SECONDS or null, "leave": BOOL}``; ``{"words": [...], "number": N}`` for a
-completion; and ``{"notice": TEXT, "prompt": TEXT, "left": ...}`` when ranks stop that no command of this client has
-moved.
+Only that user can open the socket.
+
+Messages are JSON objects, one per line. A client sends ``{"line": TEXT, "number": N}`` to execute a line, and
+``{"complete": TEXT, "number": N}`` to complete one. It receives ``{"text": TEXT}`` for output, and at the end of a line
+``{"done": N, "prompt": TEXT, "left": SECONDS or null, "leave": BOOL}``. The answer to a completion is ``{"words":
+[...], "number": N}``. If ranks stop that no command of this client has moved, it receives ``{"notice": TEXT, "prompt":
+TEXT, "left": ...}``.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.hub import MeshDebugger
 
 NAME = "console.sock"
-#: Stops that come within this time of one another are announced together (seconds).
+#: Stops within this time of one another are announced together (seconds).
 SETTLE = 0.15
 _MOST = 1 << 20
 
@@ -34,7 +36,7 @@ class Server:
     """Listens in a run folder.
 
     Args:
-        path: of the socket.
+        path: the path of the socket.
     """
 
     def __init__(self, path: str) -> None:
@@ -70,7 +72,7 @@ class Server:
     def close(self) -> None:
         """Close all connections, and stop listening. Stopped ranks stay stopped."""
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # else accept() would not return
+            self._listener.shutdown(socket.SHUT_RDWR)  # otherwise accept() would not return
         self._listener.close()
         remove_socket(self.path)
         with self._lock:
@@ -100,7 +102,7 @@ class _Connection:
         ]
 
     def start(self) -> None:
-        """Start its threads; the first message says which ranks are stopped."""
+        """Start its threads. The first message lists the stopped ranks."""
         for thread in self.threads:
             thread.start()
 
@@ -121,7 +123,7 @@ class _Connection:
                 if len(rest) > _MOST:
                     break
         except (OSError, ValueError):
-            pass  # the terminal is gone, or is not one of ours
+            pass  # the terminal is gone, or does not follow the protocol
         finally:
             self._work.put(None)
 
@@ -153,7 +155,7 @@ class _Connection:
                 self._done(number, leave)
                 if leave:
                     break
-                self._notice()  # stops that came in the meantime
+                self._notice()  # stops that arrived in the meantime
         finally:
             self._unsubscribe()
             self._console.release()
@@ -166,7 +168,7 @@ class _Connection:
         self._send(done=number, leave=leave, **self._prompt())
 
     def _notice(self) -> None:
-        """Announce stops that no command of this terminal has caused, once no more of them come."""
+        """Announce stops that no command of this terminal has caused, once no further ones follow."""
         after: tuple[str, int] | None = ("", -1)
         if self._console.has_news():
             with suppress(queue.Empty):
@@ -187,7 +189,7 @@ class _Connection:
 
     def _send(self, **message: Any) -> None:
         data = json.dumps(message).encode() + b"\n"
-        with self._sending, suppress(OSError):  # the reader notices that the terminal is gone
+        with self._sending, suppress(OSError):  # the reader detects that the terminal is gone
             self._sock.sendall(data)
 
 
@@ -196,7 +198,7 @@ _lock = threading.Lock()
 
 
 def listen(folder: str) -> str:
-    """Listen in a run folder, unless this process listens already; returns the path of the socket.
+    """Listen in a run folder, unless this process already listens. Return the path of the socket.
 
     Raises:
         OSError: the socket cannot be created.

@@ -1,4 +1,4 @@
-"""Hosts from Kubernetes."""
+"""Get hosts from Kubernetes."""
 
 from monarch_kernel.launchers.kubernetes.launcher import KubernetesLauncher
 

@@ -1,8 +1,8 @@
-"""Requests to the API server of a Kubernetes cluster, configured by a kubeconfig or a Pod's service account.
+"""Send requests to the API server of a Kubernetes cluster, configured by a kubeconfig or a Pod's service account.
 
 The package ``kubernetes`` (the extra of that name) reads the configuration: certificates, tokens that are renewed,
-commands that give credentials, proxies. Requests and answers are plain JSON here, so that objects of any version of
-Kubernetes pass through as they are.
+commands that print credentials, proxies. Requests and answers are plain JSON here, so objects of any version of
+Kubernetes pass through unchanged.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import msgspec
 
 from monarch_kernel.launchers.base import LaunchError
 
-#: Where a Pod finds the namespace of its own account.
+#: The file in which a Pod finds the namespace of its account.
 _OWN_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 _OWN_HOST = "KUBERNETES_SERVICE_HOST"
-#: Instead of a kubeconfig file: the service account of this Pod.
+#: A value instead of a kubeconfig file: the service account of this Pod.
 IN_CLUSTER = "in-cluster"
-#: Instead of a kubeconfig file: a configuration that this program has made, of the API server that follows.
+#: A prefix instead of a kubeconfig file: a configuration that this program has created, followed by its API server.
 _IN_MEMORY = "in-memory:"
-#: Those, by what stands for them. They hold credentials, so they are never written anywhere.
+#: These configurations, by that value. They hold credentials, so they are never written to a file.
 _kept: dict[str, Any] = {}
 
 
 class ApiRefusedError(LaunchError):
-    """The API server answered with an error; the message is its own.
+    """The API server answered with an error, and the message quotes it.
 
     Args:
-        status: of HTTP, such as 403.
+        status: the HTTP status, such as 403.
         reason: a word, such as "Forbidden".
-        said: the server's words.
+        said: the message of the server.
     """
 
     def __init__(self, status: int, reason: str, said: str) -> None:
@@ -49,20 +49,19 @@ class KubernetesApi:
     """The API server of one context of a kubeconfig, or of the cluster that this process runs in.
 
     Args:
-        kubeconfig: a file; "": what ``KUBECONFIG`` names, else ``~/.kube/config``, else the account of this Pod.
-            ``IN_CLUSTER``, and what ``keep`` returns, stand for what is in no file.
-        context: of that file; "": its current one.
-        patience: how long an answer may take (seconds).
-        settings: a ``kubernetes.client.Configuration`` that was kept, by which to reach it; None: the present one of
-            that name.
+        kubeconfig: a file; "": the one that ``KUBECONFIG`` names, else ``~/.kube/config``, else the account of this
+            Pod. ``IN_CLUSTER`` and results of ``keep`` denote configurations without a file.
+        context: a context of that file; "": its current one.
+        patience: the time limit for an answer (seconds).
+        settings: a kept ``kubernetes.client.Configuration`` with which to connect; None: the current one of that name.
 
     Raises:
-        LaunchError: the package ``kubernetes`` is missing, or there is no such configuration.
+        LaunchError: the package ``kubernetes`` is missing, or the configuration does not exist.
     """
 
     def __init__(self, kubeconfig: str = "", context: str = "", patience: float = 30.0, settings: Any = None) -> None:
         try:
-            # By name: type checkers run where it is not installed, too.
+            # imported by name, because type checkers also run where it is not installed
             client, config, self._http = map(
                 importlib.import_module, ("kubernetes.client", "kubernetes.config", "urllib3")
             )
@@ -73,7 +72,7 @@ class KubernetesApi:
         self._patience = patience
         self._lock = threading.Lock()
         file = kubeconfig or _kubeconfig()
-        #: Whether it was found by the account of this Pod, so that this process is in the network of the cluster.
+        #: Whether it was found through the account of this Pod, so that this process is in the network of the cluster.
         self.is_own = False
         try:
             if file and not is_file(file) and context:
@@ -130,25 +129,25 @@ class KubernetesApi:
         accept: str = "application/json, */*",
         **query: str | int,
     ) -> Any:
-        """Ask, and decode the answer.
+        """Send a request, and decode the answer.
 
         Args:
-            method: of HTTP.
+            method: the HTTP method.
             path: such as ``/api/v1/namespaces/default/pods``.
             body: an object, or a patch.
             kind: the media type of the body.
-            accept: that of the answer.
-            query: parameters.
+            accept: the media type of the answer.
+            query: the parameters.
 
         Raises:
             ApiRefusedError: the answer is an error.
-            ConnectionError: there is none.
+            ConnectionError: there is no answer.
         """
         answer = self._ask(method, path, body, kind, accept, query)
         return msgspec.json.decode(answer) if answer else {}
 
     def text(self, path: str, **query: str | int) -> bytes:
-        """As ``request``, for an answer that is text."""
+        """Send a request whose answer is text."""
         return self._ask("GET", path, None, "", "application/json, */*", query)
 
     def _ask(
@@ -182,10 +181,10 @@ class KubernetesApi:
         return answer.data
 
     def websocket(self, path: str, **query: str | int) -> Any:
-        """A WebSocket of the package ``kubernetes``, for protocols with channels.
+        """Open a WebSocket of the package ``kubernetes``, for protocols with channels.
 
         Raises:
-            ApiRefusedError: the API server, or the kubelet behind it, refuses.
+            ApiRefusedError: the API server, or the kubelet behind it, rejects the request.
             ConnectionError: there is no answer.
         """
         settings = self._client.configuration
@@ -196,14 +195,14 @@ class KubernetesApi:
                 url.replace("http", "ws", 1),
                 {"sec-websocket-protocol": "v4.channel.k8s.io", **self._authorization()},
             )
-        except Exception as e:  # what the package below raises is of no common kind
+        except Exception as e:  # the exceptions of the underlying package have no common type
             if status := getattr(e, "status_code", 0):
                 raise _refusal(status, getattr(e, "resp_body", None) or b"") from None
             raise ConnectionError(f"the API server of Kubernetes at {settings.host} does not answer: {e}") from e
 
     def _authorization(self) -> dict[str, str]:
         settings = self._client.configuration
-        with self._lock:  # a token may be renewed by this
+        with self._lock:  # this may renew a token
             token = settings.get_api_key_with_prefix("BearerToken", alias="authorization")
         if token:
             return {"authorization": token}
@@ -215,10 +214,10 @@ class KubernetesApi:
 
 
 def keep(settings: Any) -> str:
-    """Keep a ``kubernetes.client.Configuration`` in this process, in place of the one before for its API server.
+    """Keep a ``kubernetes.client.Configuration`` in this process. It replaces an earlier one for the same API server.
 
     Returns:
-        What stands for it as a ``kubeconfig``, in any process.
+        The value that denotes it as a ``kubeconfig``, in any process.
     """
     name = f"{_IN_MEMORY}{settings.host}"
     _kept[name] = settings
@@ -226,27 +225,27 @@ def keep(settings: Any) -> str:
 
 
 def kept(kubeconfig: str) -> Any:
-    """The configuration that this process keeps under a name; None: it keeps none."""
+    """Return the configuration that this process keeps under a name; None: it keeps none."""
     return _kept.get(kubeconfig)
 
 
 def is_file(kubeconfig: str) -> bool:
-    """Whether it is a file, and neither the account of this Pod nor a configuration in memory."""
+    """Return whether it is a file, rather than the account of this Pod or a configuration in memory."""
     return bool(kubeconfig) and kubeconfig != IN_CLUSTER and not kubeconfig.startswith(_IN_MEMORY)
 
 
 def in_cluster() -> bool:
-    """Whether this process runs in a Pod that may ask the API server."""
+    """Return whether this process runs in a Pod that may send requests to the API server."""
     return bool(os.environ.get(_OWN_HOST)) and os.path.exists(_OWN_NAMESPACE)
 
 
 def configured() -> bool:
-    """Whether a default cluster is configured."""
+    """Return whether a default cluster is configured."""
     return bool(_kubeconfig()) or in_cluster()
 
 
 def _kubeconfig() -> str:
-    """The files that kubectl would read; "" if there is none."""
+    """Return the files that kubectl would read; "" if there is none."""
     given = os.environ.get("KUBECONFIG", "")
     usual = os.path.expanduser("~/.kube/config")
     return given or (usual if os.path.exists(usual) else "")

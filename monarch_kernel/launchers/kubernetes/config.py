@@ -1,4 +1,4 @@
-"""``KubeConfig``: the configuration by which a program reaches a cluster, with Monarch's names."""
+"""``KubeConfig``: the configuration with which a program connects to a cluster, with Monarch's names."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from monarch_kernel.launchers.kubernetes import api as kubernetes_api
 
 @dataclass
 class KubeConfig:
-    """How a program reaches the API server of a cluster; as Monarch's class of this name.
+    """The configuration of a connection to the API server of a cluster; like Monarch's class of this name.
 
-    Without arguments it is the service account of the Pod in which the program runs. If both are given, the file is
-    used.
+    Without arguments, it is the service account of the Pod in which the program runs. If both arguments are given, the
+    file is used.
 
     Args:
-        local: a kubeconfig file, of which the current context is used.
-        remote: a ``kubernetes.client.Configuration`` that the program has made.
+        local: a kubeconfig file, whose current context is used.
+        remote: a ``kubernetes.client.Configuration`` that the program has created.
     """
 
     local: str | os.PathLike[str] | None = None
@@ -28,17 +28,17 @@ class KubeConfig:
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str]) -> KubeConfig:
-        """A kubeconfig file; ``~`` is the home folder."""
+        """Use a kubeconfig file; ``~`` is the home folder."""
         return cls(local=Path(path).expanduser())
 
     @classmethod
     def from_config(cls, config: Any) -> KubeConfig:
-        """A ``kubernetes.client.Configuration``, which stays in the memory of this program."""
+        """Use a ``kubernetes.client.Configuration``, which stays in the memory of this program."""
         return cls(remote=config)
 
     @property
     def out_of_cluster(self) -> bool:
-        """Whether it is something else than the service account of this Pod."""
+        """Whether it is something other than the service account of this Pod."""
         return self.local is not None or self.remote is not None
 
     def load(self) -> None:
@@ -46,7 +46,7 @@ class KubeConfig:
 
         Raises:
             LaunchError: it cannot be used, or the package is not installed.
-            ValueError: ``remote`` is no configuration.
+            ValueError: ``remote`` is not a configuration.
         """
         api = kubernetes_api.KubernetesApi(self.text())
         try:
@@ -55,10 +55,10 @@ class KubeConfig:
             api.close()
 
     def text(self) -> str:
-        """The argument ``kubeconfig`` of ``KubernetesLauncher``: a path, or a word for a configuration without a file.
+        """Return the argument ``kubeconfig`` of ``KubernetesLauncher``: a path, or a word if there is no file.
 
         Raises:
-            ValueError: ``remote`` is no configuration.
+            ValueError: ``remote`` is not a configuration.
         """
         if self.local is not None:
             return os.path.abspath(os.path.expanduser(os.fspath(self.local)))
@@ -73,7 +73,7 @@ class KubeConfig:
 
 
 def kubeconfig_text(given: str | os.PathLike[str] | KubeConfig | None) -> str:
-    """The argument ``kubeconfig`` of ``KubernetesLauncher``, from that of ``KubernetesJob``.
+    """Convert the argument ``kubeconfig`` of ``KubernetesJob`` to that of ``KubernetesLauncher``.
 
     Raises:
         ValueError: it is neither a file nor a ``KubeConfig``.

@@ -20,42 +20,43 @@ from monarch_kernel.launchers.kubernetes.specs import ImageSpec, given_pods
 
 
 class KubernetesJob(EngineJob):
-    """Hosts from Kubernetes: Pods with a worker in each, which need no operator there (``docs/kubernetes.md``).
+    """Hosts from Kubernetes: Pods with a worker in each, without an operator in the cluster (``docs/kubernetes.md``).
 
     Args:
-        meshes: the number of hosts of each mesh, by its name. Without it, ``add_mesh`` says what they are, as with
-            Monarch. A string is the namespace, which comes first there.
-        image: of the Pods, with monarch_kernel in it; "": that of the Pod in which this program runs.
-        namespace: where; "": that of the context.
-        timeout: how long ``state`` waits for hosts (seconds).
+        meshes: the number of hosts of each mesh, by its name. Without it, call ``add_mesh`` to define the meshes, as
+            with Monarch. A string is the namespace, which is Monarch's first argument.
+        image: the image of the Pods, with monarch_kernel in it; "": that of the Pod in which this program runs.
+        namespace: the namespace; "": that of the context.
+        timeout: the time that ``state`` waits for hosts (seconds).
         kubeconfig: a file, or a ``KubeConfig``; None: as ``kubectl`` does, else the account of this Pod.
-        context: of that file; "": its current one.
-        gpus: devices of each host.
-        gpu_resource: what the cluster calls them.
-        cpus: processors of each host.
-        memory: of each host: bytes, or such as "64GiB".
+        context: a context of that file; "": its current one.
+        gpus: the devices of each host.
+        gpu_resource: the cluster's name for these devices.
+        cpus: the processors of each host.
+        memory: the memory of each host: bytes, or a text such as "64GiB".
         resources: further resources of each host, such as ``{"rdma/hca": 1}``.
-        walltime: after which hosts end (seconds); None: none.
-        python: the interpreter in the image; by default ``python3``, in this program's own image the path of this one.
-        attach_to: labels of Pods that others have made and that run workers, such as "app=trainer", for all meshes of
-            which ``add_mesh`` says nothing else. These Pods are not ended. Needs ``key_file=``, the key of these
-            workers. Monarch's programs name an address of a forwarded port here ("tcp://127.0.0.1:26600"); it is not
-            used, and means ``tunnel=True``.
-        through: what makes the Pods: "pods", this program; "monarchmesh", Monarch's operator; "jobset", JobSet;
-            "auto", Monarch's operator where the cluster has it, else this program. By default that if ``add_mesh``
-            says what they are, else "pods".
-        tunnel: whether workers are reached through the API server, as this program is outside the network of the
-            Pods; None: where no direct connection succeeds.
+        walltime: the time after which hosts end (seconds); None: no limit.
+        python: the interpreter in the image; by default ``python3``, or in this program's own image the path of its
+            interpreter.
+        attach_to: labels of existing Pods that run workers, such as "app=trainer", for all meshes that ``add_mesh``
+            does not define otherwise. These Pods are not ended. Needs ``key_file=``, the key of these workers.
+            Monarch's programs pass the address of a forwarded port here ("tcp://127.0.0.1:26600"); it is not used, and
+            means ``tunnel=True``.
+        through: the creator of the Pods: "pods", this program; "monarchmesh", Monarch's operator; "jobset", JobSet;
+            "auto", Monarch's operator if the cluster has it, else this program. The default is "auto" if ``add_mesh``
+            defines the Pods, else "pods".
+        tunnel: whether workers are reached through the API server, because this program is outside the network of the
+            Pods; None: only if no direct connection succeeds.
         options: ``node_selector``, ``tolerations``, ``labels``, ``annotations``, ``volumes``, ``service_account``,
             ``port``, ``key``, ``pod`` and ``order_label`` of ``KubernetesLauncher``, and those of ``EngineJob``.
 
     Raises:
-        ValueError: a value is not possible; the message says which.
+        ValueError: a value is invalid; the message names it.
     """
 
     _adds_meshes = True
     _launcher: KubernetesLauncher
-    #: Labels of Pods of others, for meshes that have none of their own.
+    #: Labels of existing Pods, for meshes that have none of their own.
     _attach_to = ""
 
     def __init__(
@@ -90,7 +91,7 @@ class KubernetesJob(EngineJob):
     ) -> None:
         if isinstance(meshes, str):
             meshes, namespace = None, namespace or meshes
-        if "://" in attach_to:  # no label is written so
+        if "://" in attach_to:  # labels never contain this
             attach_to, tunnel = "", True if tunnel is None else tunnel
         self._attach_to = attach_to
         launcher = KubernetesLauncher(
@@ -147,32 +148,33 @@ class KubernetesJob(EngineJob):
         service_account: str | None = None,
         python: str = "",
     ) -> None:
-        """Add a mesh, before the job is applied; as Monarch's method of this name.
+        """Add a mesh before the job is applied; like Monarch's method of this name.
 
-        With an image or a spec its Pods are made; without, Pods of others are taken by their labels. What a mesh does
-        not say of its Pods is as the job says.
+        With an image or a spec, its Pods are created; otherwise, existing Pods are used by their labels. The job's
+        settings apply to everything that the mesh does not define.
 
         Args:
-            name: of the mesh.
-            num_replicas: its hosts.
-            label_selector: the labels of Pods of others; None: those of ``attach_to=``, else those of Monarch's
+            name: the name of the mesh.
+            num_replicas: the number of its hosts.
+            label_selector: the labels of existing Pods; None: those of ``attach_to=``, else those of Monarch's
                 operator, for a MonarchMesh of this name.
-            pod_rank_label: the label by which those are numbered.
+            pod_rank_label: the label by which existing Pods are numbered.
             image_spec: the image of the Pods, or an ``ImageSpec``.
-            port: where the workers of Pods that are made listen; None: as the job says, by default 26600. Workers in
-                Pods of others announce theirs.
-            pod_template: of the Pods: an object of the API, or a ``V1PodTemplateSpec``. The command of its only
-                container, or of the one that is called "worker", becomes that of a worker.
-            labels: of what is made.
-            annotations: of what is made.
-            pod_spec: the spec of such a template alone, or a ``V1PodSpec``.
-            gpus, cpus, memory, resources: of each host of this mesh; those of ``image_spec`` come first.
-            node_selector, tolerations, volumes, service_account: of the Pods of this mesh.
+            port: the port at which the workers of created Pods listen; None: that of the job, by default 26600. Workers
+                in existing Pods announce theirs.
+            pod_template: the template of the Pods: an object of the API, or a ``V1PodTemplateSpec``. The command of its
+                only container, or of the one called "worker", is replaced by that of a worker.
+            labels: labels of created objects.
+            annotations: annotations of created objects.
+            pod_spec: only the spec of such a template, or a ``V1PodSpec``.
+            gpus, cpus, memory, resources: requirements of each host of this mesh; those of ``image_spec`` take
+                precedence.
+            node_selector, tolerations, volumes, service_account: settings of the Pods of this mesh.
             python: the interpreter in its image.
 
         Raises:
-            ValueError: the arguments do not fit each other, or those of a mesh before.
-            LaunchError: the job is applied already.
+            ValueError: the arguments contradict each other or those of an earlier mesh.
+            LaunchError: the job is already applied.
         """
         if self._id:
             raise LaunchError(f"{self!r} is applied: its meshes are what they are; kill() it before, or resize() them")
@@ -215,7 +217,7 @@ class KubernetesJob(EngineJob):
         self._requested = meshes
 
     def _attach_mesh(self, name: str, selector: str | None, order_label: str) -> None:
-        """Have Pods of others as a mesh."""
+        """Add a mesh of existing Pods."""
         selector = selector or self._attach_to or f"app.kubernetes.io/name=monarch-worker,{MESH_LABEL}={name}"
         if self._key_file is None:
             raise ValueError(keyless(f"Pods with the labels {selector}"))
@@ -225,23 +227,23 @@ class KubernetesJob(EngineJob):
         )
 
     def _make_mesh(self, name: str, settings: dict[str, Any]) -> None:
-        """Have Pods made for a mesh."""
+        """Add a mesh whose Pods are created."""
         attached, orders = self._labels()
         meshes = {**self._launcher.options()["meshes"], name: settings}
         self._launcher = self._launcher.changed(attach_to=attached, order_label=orders, meshes=meshes)
 
     def _labels(self) -> tuple[dict[str, str], dict[str, str]]:
-        """The labels of Pods of others, and those by which they are numbered, of each mesh so far that has such."""
+        """Return the labels of existing Pods, and of their numbers, for each mesh that has such Pods."""
         options = self._launcher.options()
         attached, orders = options["attach_to"], options["order_label"]
-        if isinstance(attached, str):  # for all meshes so far
+        if isinstance(attached, str):  # it applies to all meshes so far
             attached = dict.fromkeys(self._requested, attached) if attached else {}
         if isinstance(orders, str):
             orders = dict.fromkeys(attached, orders)
         return attached, orders
 
     def _needs(self, wishes: Mapping[str, int], named: Mapping[str, Any]) -> dict[str, Any]:
-        """What each host of a mesh must have, as ``KubernetesLauncher`` takes it; what is named there comes first."""
+        """Return the requirements of each host of a mesh for ``KubernetesLauncher``; ``named`` takes precedence."""
         found = msgspec.structs.replace(self._resources, **wishes)
         known = {self._launcher.options()["gpu_resource"]: "gpus", "cpu": "cpus", "memory": "memory"}
         stated = {field: 0 for key, field in known.items() if key in named}

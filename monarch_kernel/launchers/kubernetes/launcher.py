@@ -1,4 +1,4 @@
-"""Hosts from Kubernetes: Pods with a worker in each, which this launcher, a MonarchMesh, a JobSet or others make."""
+"""Get hosts from Kubernetes: Pods with a worker each, created by this launcher, a MonarchMesh, a JobSet or others."""
 
 from __future__ import annotations
 
@@ -58,29 +58,30 @@ from monarch_kernel.launchers.kubernetes.tunnel import PodForward, PodWay, check
 from monarch_kernel.launchers.registry import this_user
 from monarch_kernel.launchers.tunnel import Tunnels, reaches
 
-#: How many requests are made at once.
+#: The number of parallel requests.
 _PARALLEL = 16
-#: How much of a log is read for the announcement, which is at its beginning (bytes).
+#: The size of the part of a log that is read for the announcement, which is at the beginning (bytes).
 _BEGINNING = 1 << 16
-#: How often Pods that are ending are looked at (seconds).
+#: The interval at which ending Pods are checked (seconds).
 _PAUSE = 0.1
-#: How long an attempt to connect directly may take (seconds).
+#: The time limit for an attempt to connect directly (seconds).
 _DIRECT_TIME = 1.5
 _GONE, _CONFLICT, _FORBIDDEN, _BAD_REQUEST = 404, 409, 403, 400
-#: Words of a refusal that no waiting changes: a LimitRange's.
+#: Words in rejections that no waiting changes, such as those of a LimitRange.
 _INFEASIBLE = re.compile(r"(maximum|minimum) \S+ usage per|must be less than or equal to")
 
 
 class _Data(msgspec.Struct):
-    """What the tickets of this launcher hold.
+    """The data in tickets of this launcher.
 
     Attributes:
-        namespace: of the Pods.
-        context: of the kubeconfig.
-        pods: the names of those that this launcher itself has made, by the number of the host; "": it is in another.
-        taken: hosts in Pods of others.
-        through: what has made all other Pods: "pods", this launcher itself; or a key of ``POD_SETS``. What their
-            objects and Pods are called is noted in the cluster then, as new ones come.
+        namespace: the namespace of the Pods.
+        context: the context of the kubeconfig.
+        pods: the names of the Pods that this launcher itself has created, by the number of the host; "": the host is in
+            another Pod.
+        taken: hosts in existing Pods.
+        through: the creator of all other Pods: "pods", this launcher itself; or a key of ``POD_SETS``. The names of
+            their objects and Pods are then recorded in the cluster as they appear.
     """
 
     namespace: str
@@ -90,43 +91,46 @@ class _Data(msgspec.Struct):
     through: str = DIRECTLY
 
     def made(self) -> list[int]:
-        """The numbers of hosts in Pods that were made for the job."""
+        """Return the numbers of hosts in Pods that were created for the job."""
         taken = {each.host for each in self.taken}
         return [number for number in range(len(self.pods)) if number not in taken]
 
 
 class KubernetesLauncher(Launcher):
-    """Asks a Kubernetes cluster for Pods with a worker in each. It needs no operator there, unless one is to make them.
+    """Requests Pods from a Kubernetes cluster, with a worker in each.
+
+    An operator is needed only if it creates the Pods.
 
     Args:
-        image: of the Pods, with monarch_kernel in it; "": that of the Pod in which this process runs.
-        namespace: where; "": that of the context.
-        kubeconfig: a file; "": what ``KUBECONFIG`` names, else ``~/.kube/config``, else the account of this Pod;
-            "in-cluster": that account. For a configuration in memory, see ``KubeConfig``.
-        context: of that file; "": its current one.
-        gpu_resource: what the cluster calls the devices that ``Resources.gpus`` counts.
+        image: the image of the Pods, with monarch_kernel in it; "": that of the Pod in which this process runs.
+        namespace: the namespace; "": that of the context.
+        kubeconfig: a file; "": the one that ``KUBECONFIG`` names, else ``~/.kube/config``, else the account of this
+            Pod; "in-cluster": that account. For a configuration in memory, see ``KubeConfig``.
+        context: a context of that file; "": its current one.
+        gpu_resource: the cluster's name for the devices that ``Resources.gpus`` counts.
         node_selector: labels that nodes must have.
         tolerations: objects of the API, or ``KEY[=VALUE][:EFFECT]``.
-        labels: of the Pods, such as ``kueue.x-k8s.io/queue-name``.
-        annotations: of the Pods.
-        volumes: by the paths at which they are mounted: objects of the API, or the name of a PersistentVolumeClaim.
-        service_account: of the Pods; "": they have no rights in the cluster.
-        port: where workers listen; 0: any free port, as Pods in their node's network need.
-        key: how workers get their key from the Secret of the job: "environment", or "file".
+        labels: labels of the Pods, such as ``kueue.x-k8s.io/queue-name``.
+        annotations: annotations of the Pods.
+        volumes: by mount path: objects of the API, or the name of a PersistentVolumeClaim.
+        service_account: the service account of the Pods; "": they have no rights in the cluster.
+        port: the port at which workers listen; 0: any free port, as Pods in their node's network need.
+        key: the way in which workers get their key from the Secret of the job: "environment", or "file".
         pod: further fields of the spec of the Pods. Lists of named objects, such as containers, are merged by name; the
             container of the worker is "worker".
-        attach_to: labels of Pods that others have made and that run workers, such as "app=trainer"; or those of each
-            mesh that has such Pods, by its name. They are not ended.
-        order_label: the label by which those are numbered, or that of each mesh, by its name; without it, they are in
-            the order of their names.
-        tunnel: whether this process reaches workers through the API server, as it is outside the network of the Pods;
-            None: only where no direct connection succeeds.
-        through: what makes the Pods: "pods", this launcher; "monarchmesh", Monarch's operator; "jobset", JobSet, which
-            has all of them admitted together; "auto", Monarch's operator where the cluster has it, else this launcher.
-        meshes: by the name of a mesh, what its Pods have instead of what the other arguments say: any of
-            ``image``, ``node_selector``, ``tolerations``, ``labels``, ``annotations``, ``volumes``,
-            ``service_account``, ``port`` and ``pod``; ``resources``, the fields of ``Resources`` but the walltime; and
-            ``python``, the interpreter in the image.
+        attach_to: labels of existing Pods that run workers, such as "app=trainer"; or by mesh name, the labels for each
+            mesh that has such Pods. They are not ended.
+        order_label: the label by which existing Pods are numbered, or by mesh name, that of each mesh; without it, they
+            are ordered by name.
+        tunnel: whether this process reaches workers through the API server, because it is outside the network of the
+            Pods; None: only if no direct connection succeeds.
+        through: the creator of the Pods: "pods", this launcher; "monarchmesh", Monarch's operator; "jobset", JobSet,
+            which has all of them admitted together; "auto", Monarch's operator if the cluster has it, else this
+            launcher.
+        meshes: by mesh name, settings of its Pods that replace the other arguments: any of ``image``,
+            ``node_selector``, ``tolerations``, ``labels``, ``annotations``, ``volumes``, ``service_account``, ``port``
+            and ``pod``; ``resources``, the fields of ``Resources`` except the walltime; and ``python``, the interpreter
+            in the image.
     """
 
     name = "kubernetes"
@@ -184,7 +188,8 @@ class KubernetesLauncher(Launcher):
         self._pattern = PodPattern(gpu_resource=gpu_resource, key=key, tunnel=tunnel, **pod_fields(given))
         self._tunnels = Tunnels()
         self._apis: dict[str, KubernetesApi] = {}
-        self._ended: dict[str, WorkerAnnouncement | None] = {}  # by containers that have ended: read once
+        # by ended container: its announcement, which is read once
+        self._ended: dict[str, WorkerAnnouncement | None] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -214,7 +219,7 @@ class KubernetesLauncher(Launcher):
         }
 
     def changed(self, **options: Any) -> KubernetesLauncher:
-        """A launcher with some other options, for the same API server."""
+        """Return a launcher with some other options, for the same API server."""
         made = KubernetesLauncher(**{**self.options(), **options})
         made._settings = self._settings
         return made
@@ -251,7 +256,7 @@ class KubernetesLauncher(Launcher):
             raise
 
     def more(self, ticket: Ticket, count: int, request: LaunchRequest) -> Ticket:
-        """See ``Launcher``. Kubernetes itself gives new Pods the places of those that are gone."""
+        """See ``Launcher``. Kubernetes itself replaces Pods that are gone."""
         data = _data(ticket)
         api = self._api(data.context)
         wanted = dict(enumerate(host_meshes(request), ticket.hosts))
@@ -269,7 +274,7 @@ class KubernetesLauncher(Launcher):
             raise self._refused(e, data) from None
 
     def _more_placed(self, data: _Data, ticket: Ticket, request: LaunchRequest, made: Mapping[int, str]) -> Ticket:
-        """Have further hosts in places of their meshes that are free; and objects of their own for the others."""
+        """Put further hosts into free slots of their meshes, and create new objects for the others."""
         api, places = self._api(data.context), self._places(data, ticket.job)
         gone = self.poll(ticket).of(HostPhase.GONE)
         taken: set[int] = set()
@@ -286,11 +291,11 @@ class KubernetesLauncher(Launcher):
         return self._ticket(ticket.job, data)
 
     def _to_make(self, wanted: Mapping[int, str]) -> dict[int, str]:
-        """Those of further hosts whose Pods are not of others."""
+        """Return those further hosts that do not use existing Pods."""
         return {number: mesh for number, mesh in wanted.items() if not self._attached.selector(mesh)}
 
     def _taken(self, data: _Data, job: str, wanted: Mapping[int, str]) -> _Data:
-        """Have places for further hosts, and those whose Pods are of others in these."""
+        """Reserve numbers for further hosts, and assign existing Pods to those that use them."""
         attached = {number: mesh for number, mesh in wanted.items() if self._attached.selector(mesh)}
         pods, taken = [*data.pods, *("" for _ in wanted)], data.taken
         if attached:
@@ -310,7 +315,7 @@ class KubernetesLauncher(Launcher):
     def _created(
         self, data: _Data, request: LaunchRequest, pods: Mapping[str, MeshPods], made: Mapping[int, str], owner: str
     ) -> Ticket:
-        """Create so many Pods, or none."""
+        """Create all of these Pods, or none."""
         api = self._api(data.context)
         names = {number: kubernetes_pods.pod_name(request, number) for number in made}
 
@@ -332,7 +337,7 @@ class KubernetesLauncher(Launcher):
         return self._ticket(request.command.job, data)
 
     def _maker(self, api: KubernetesApi) -> str:
-        """What makes the Pods of a new job."""
+        """Return the creator of the Pods of a new job."""
         if self._through != AUTO:
             return self._through
         kind = POD_SETS[MonarchMesh.through]
@@ -346,7 +351,7 @@ class KubernetesLauncher(Launcher):
         return Ticket(launcher=self.name, job=job, hosts=len(data.pods), data=msgspec.to_builtins(data))
 
     def _own_image(self, api: KubernetesApi) -> str:
-        """The image of the Pod in which this process runs; "" elsewhere."""
+        """Return the image of the Pod in which this process runs; "" outside of a Pod."""
         if not kubernetes_api.in_cluster():
             return ""
         try:
@@ -392,7 +397,7 @@ class KubernetesLauncher(Launcher):
         return {pod.name: pod for pod in map(SeenPod, found.get("items") or [])}
 
     def poll(self, ticket: Ticket) -> JobStatus:
-        """See ``Launcher``. One request for all Pods, and two more for each worker that has come up since."""
+        """See ``Launcher``. Sends one request for all Pods, and two more for each worker that has come up since."""
         data = _data(ticket)
         api = self._api(data.context)
         made = data.made()
@@ -437,11 +442,11 @@ class KubernetesLauncher(Launcher):
         try:
             said = find_announcement(api.text(f"{path}/log", container=pod.container, limitBytes=_BEGINNING))
             if said is not None:
-                # Who may not do that reads the log each time.
+                # A user without this permission reads the log each time.
                 with contextlib.suppress(ApiRefusedError):
                     api.request("PATCH", path, pod.note(said), kind="application/merge-patch+json")
         except ApiRefusedError as e:
-            if e.status not in (_GONE, _BAD_REQUEST):  # it has gone, or its container is not there yet
+            if e.status not in (_GONE, _BAD_REQUEST):  # it is gone, or its container does not exist yet
                 raise
         if pod.over:
             self._ended[pod.container_id] = said
@@ -472,7 +477,7 @@ class KubernetesLauncher(Launcher):
             return "" if e.status == _GONE else f"the log of {name} cannot be read: {e}"
 
     def _events(self, api: KubernetesApi, namespace: str, about: Sequence[str], lines: int) -> str:
-        """What Kubernetes warns of, each once."""
+        """Return the warnings of Kubernetes, each once."""
         found = [
             api.request("GET", f"{_of(namespace)}/events", fieldSelector=each).get("items") or [] for each in about
         ]
@@ -485,7 +490,7 @@ class KubernetesLauncher(Launcher):
         """See ``Launcher``.
 
         Raises:
-            LaunchError: there is no way through the API server either.
+            LaunchError: the host cannot be reached through the API server either.
         """
         tunnel = self._pattern.tunnel
         data = _data(ticket)
@@ -501,7 +506,7 @@ class KubernetesLauncher(Launcher):
     # -- ending ---------------------------------------------------------------------------------------
 
     def end(self, ticket: Ticket, hosts: Sequence[int] | None = None) -> None:
-        """See ``Launcher``. Pods of others stay."""
+        """See ``Launcher``. Existing Pods of others stay."""
         data = _data(ticket)
         made = [number for number in data.made() if hosts is None or number in hosts]
         if not made:
@@ -516,7 +521,7 @@ class KubernetesLauncher(Launcher):
         else:
             names = {data.pods[number] for number in made}
             limit = time.monotonic() + self.PATIENCE
-            # Only what has the label of the job was made for it.
+            # Only Pods with the label of the job were created for it.
             left = self._pods(api, data.namespace, f"{JOB_LABEL}={ticket.job}").keys() & names
             self._delete(api, data.namespace, left)
             while left and time.monotonic() < limit:
@@ -551,7 +556,10 @@ class KubernetesLauncher(Launcher):
 
     @classmethod
     def found(cls, *, own_process: bool) -> list[tuple[Launcher, Ticket]]:
-        """See ``Launcher``. Those in the namespace of the current context, by the labels of their Pods and objects."""
+        """See ``Launcher``.
+
+        Finds jobs in the namespace of the current context, by the labels of their Pods and objects.
+        """
         if importlib.util.find_spec("kubernetes") is None or not kubernetes_api.configured():
             return []
         launcher = cls()
@@ -569,7 +577,7 @@ class KubernetesLauncher(Launcher):
             try:
                 items = api.request("GET", kind.path(api.namespace), labelSelector=mine).get("items") or []
             except ApiRefusedError as e:
-                if e.status not in (_GONE, _FORBIDDEN):  # it is not installed, or not for this user
+                if e.status not in (_GONE, _FORBIDDEN):  # it is not installed, or this user has no access
                     raise
                 continue
             for job in dict.fromkeys(each["metadata"]["labels"][JOB_LABEL] for each in items):
@@ -584,7 +592,7 @@ def _data(ticket: Ticket) -> _Data:
 
 
 def _filled(pods: Mapping[int, str]) -> list[str]:
-    """The names of Pods by their numbers; "" for those that were deleted."""
+    """Return the names of Pods by their numbers; "" for deleted ones."""
     return [pods.get(number, "") for number in range(max(pods) + 1)]
 
 

@@ -1,4 +1,4 @@
-"""Settings of hosts from Kubernetes: options by name, those of single meshes, and the Pods that they amount to."""
+"""Parse settings of hosts from Kubernetes: options by name, options of single meshes, and the resulting Pods."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from monarch_kernel.launchers.base import LauncherOption, LaunchRequest, Resourc
 from monarch_kernel.launchers.kubernetes.pods import KEYS, MeshPods, PodPattern
 from monarch_kernel.launchers.kubernetes.sets import POD_SETS, PORT
 
-#: Pods are made by the launcher itself.
+#: The launcher itself creates the Pods.
 DIRECTLY = "pods"
-#: By Monarch's operator where the cluster has it, else by the launcher itself.
+#: Monarch's operator creates the Pods if the cluster has it, else the launcher itself.
 AUTO = "auto"
 OPTIONS = (
     LauncherOption(name="image", metavar="IMAGE", help="of the Pods (default: that of this Pod)"),
@@ -48,7 +48,7 @@ OPTIONS = (
 )
 
 
-#: What Pods of one mesh may have of their own, by the names of arguments of ``KubernetesLauncher``, and more: the
+#: Settings that Pods of one mesh may have, by the names of arguments of ``KubernetesLauncher``; and in addition the
 #: resources of each host, as plain data, and the interpreter in the image.
 OF_POD = ("image", "node_selector", "tolerations", "labels", "annotations", "volumes", "service_account", "port", "pod")
 
@@ -57,10 +57,10 @@ OF_MESH = (*OF_POD, "resources", "python")
 
 
 def toleration(given: Mapping[str, Any] | str) -> dict[str, Any]:
-    """A toleration, from an object of the API or ``KEY[=VALUE][:EFFECT]``.
+    """Parse a toleration, from an object of the API or ``KEY[=VALUE][:EFFECT]``.
 
     Raises:
-        ValueError: it has no key.
+        ValueError: the toleration has no key.
     """
     if not isinstance(given, str):
         return dict(given)
@@ -74,15 +74,15 @@ def toleration(given: Mapping[str, Any] | str) -> dict[str, Any]:
 
 
 def volume(given: Mapping[str, Any] | str) -> dict[str, Any]:
-    """A volume, from an object of the API or the name of a PersistentVolumeClaim."""
+    """Parse a volume, from an object of the API or the name of a PersistentVolumeClaim."""
     return {"persistentVolumeClaim": {"claimName": given}} if isinstance(given, str) else dict(given)
 
 
 def pairs(option: str, words: Sequence[str]) -> dict[str, str]:
-    """``KEY=VALUE`` each.
+    """Parse ``KEY=VALUE`` pairs.
 
     Raises:
-        ValueError: one is not; the message names the option.
+        ValueError: a word is not such a pair; the message names the option.
     """
     found = [word.partition("=") for word in words]
     if wrong := [word for word, (key, equals, _) in zip(words, found) if not key or not equals]:
@@ -91,7 +91,7 @@ def pairs(option: str, words: Sequence[str]) -> dict[str, str]:
 
 
 def pod_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``OF_POD`` that are given, as ``PodPattern`` has them."""
+    """Return the given settings among ``OF_POD``, in the form of ``PodPattern``."""
     how: dict[str, Callable[[Any], Any]] = {
         "node_selector": dict,
         "tolerations": lambda each: [toleration(one) for one in each],
@@ -108,10 +108,10 @@ def _same(given: Any) -> Any:
 
 
 def mesh_settings(meshes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The settings of each mesh, as plain data.
+    """Return the settings of each mesh, as plain data.
 
     Raises:
-        ValueError: a mesh cannot have one of them for itself.
+        ValueError: one of them cannot be set for a single mesh.
     """
     for mesh, given in meshes.items():
         if wrong := [name for name in given if name not in OF_MESH]:
@@ -123,7 +123,7 @@ def mesh_settings(meshes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str
 
 
 def host_meshes(request: LaunchRequest) -> tuple[str, ...]:
-    """The mesh of each host of a request; "" if it has none."""
+    """Return the mesh of each host of a request; "" if it has none."""
     return request.meshes or ("",) * request.hosts
 
 
@@ -134,14 +134,14 @@ def mesh_pods(
     made: Iterable[str],
     own_image: Callable[[], str],
 ) -> dict[str, MeshPods]:
-    """What the Pods of meshes of a request are made of.
+    """Determine the Pods of meshes of a request.
 
     Args:
-        pattern: of the job.
+        pattern: the pattern of the job.
         meshes: the settings of each mesh that has any.
-        request: for hosts of one or more meshes.
-        made: those of them whose Pods are made.
-        own_image: the image of the Pod in which this process runs; "" elsewhere.
+        request: a request for hosts of one or several meshes.
+        made: the meshes whose Pods are created.
+        own_image: returns the image of the Pod in which this process runs; "" outside of a Pod.
 
     Raises:
         SubmissionRefusedError: a mesh has no image.
@@ -159,7 +159,7 @@ def mesh_pods(
         if python := settings.get("python"):
             command = replace(command, python=python)
         elif not command.python and own.image != own_image():
-            # The path of this process's interpreter says nothing of another image.
+            # The path of this process's interpreter need not exist in another image.
             command = replace(command, python="python3")
         if "resources" in settings:
             wanted = msgspec.convert(settings["resources"], Resources)

@@ -1,9 +1,9 @@
-"""Which Pod of a MonarchMesh or a JobSet is which host of a job.
+"""Assign the Pods of a MonarchMesh or a JobSet to the hosts of a job.
 
-Their controllers put a new Pod, or a new container, into the place of one that is lost, and for a job that is another
-host: the processes on the old one have gone. So a host is the first container that is seen in its place and is not of
-another host. Which one that was is noted at the Secret of the job, where every program of its user finds it, as
-annotations: ``monarch-kernel/host-NUMBER: OBJECT/GROUP INDEX MESH CONTAINER STATE``.
+Their controllers replace a lost Pod or container by a new one in the same slot. For a job, that is another host,
+because the processes of the old one are gone. A host is therefore the first container that is seen in its slot and does
+not belong to another host. Annotations of the Secret of the job record this container, so that every program of its
+user finds it: ``monarch-kernel/host-NUMBER: OBJECT/GROUP INDEX MESH CONTAINER STATE``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from monarch_kernel.launchers.kubernetes.sets import PodGroup, PodSet, PodSlot, 
 
 _HOST = "monarch-kernel/host-"
 _NONE, _RETURNED = "-", "returned"
-#: Only what an object is called, and its labels and annotations: the key of a job stays where it is.
+#: Requests only names, labels and annotations of objects, so that the key of a job is not transferred.
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _PATCH = "application/merge-patch+json"
 _GONE, _FORBIDDEN = 404, 403
@@ -30,13 +30,13 @@ _PAUSE = 0.1
 
 @dataclass(frozen=True)
 class HostPlacement:
-    """Where a host is.
+    """The placement of a host.
 
     Attributes:
-        slot: of its Pod in a MonarchMesh or JobSet.
-        mesh: of the job; only hosts of it come there.
-        container: that it is; "": none has been seen yet.
-        returned: whether it was given back.
+        slot: the slot of its Pod in a MonarchMesh or JobSet.
+        mesh: the mesh of the job whose hosts use the slot.
+        container: the container of the host; "": none has been seen yet.
+        returned: whether the host was released.
     """
 
     slot: PodSlot
@@ -50,14 +50,14 @@ class HostPlacement:
         return self.slot.object
 
     def text(self) -> str:
-        """As an annotation."""
+        """Format it as an annotation."""
         where = f"{self.slot.object}/{self.slot.group}"
         words = [where, str(self.slot.index), self.mesh or _NONE, self.container or _NONE]
         return " ".join([*words, *([_RETURNED] if self.returned else [])])
 
     @classmethod
     def of(cls, text: str) -> HostPlacement:
-        """From an annotation."""
+        """Parse an annotation."""
         where, index, mesh, container, *state = text.split()
         name, _, group = where.partition("/")
         mesh, container = ("" if word == _NONE else word for word in (mesh, container))
@@ -67,11 +67,11 @@ class HostPlacement:
 def held(
     places: Mapping[int, HostPlacement], pods: Sequence[tuple[PodSlot, SeenPod]]
 ) -> tuple[dict[int, SeenPod], dict[int, HostPlacement]]:
-    """The Pods of hosts, by their numbers, and the places in which a container has been seen for the first time.
+    """Return the Pods of hosts, by their numbers, and the placements whose container was seen for the first time.
 
     Args:
-        places: of all hosts.
-        pods: with the slot of each; those that are over first, then the older ones.
+        places: the placements of all hosts.
+        pods: the Pods with their slots; those that have ended first, then the older ones.
     """
     newest = {place.slot: number for number, place in sorted(places.items())}
     known = {place.container for place in places.values()}
@@ -81,12 +81,13 @@ def held(
         own = [pod for at, pod in pods if at == place.slot]
         if place.container:
             newer = newest[place.slot] != number
-            # Where none starts, several may have come and gone since the last look: how the last one ended says why.
+            # If no container starts, several may have come and gone since the last query. The end of the last one shows
+            # why.
             own = [
                 pod for pod in own if place.container in (pod.container_id, pod.before_id) or (pod.fails and not newer)
             ]
         elif place.returned or newest[place.slot] != number:
-            continue  # no container was ever seen, and none is waited for any more
+            continue  # no container was ever seen, and none is expected any more
         else:
             own = [pod for pod in own if not pod.leaving and (not pod.container_id or pod.container_id not in known)]
         if own:
@@ -104,10 +105,10 @@ class HostPlacements:
     """The hosts of a job in MonarchMeshes or JobSets.
 
     Args:
-        api: of the cluster.
-        namespace: of the job.
+        api: the API server of the cluster.
+        namespace: the namespace of the job.
         job: its id.
-        kind: of its objects.
+        kind: the kind of its objects.
     """
 
     def __init__(self, api: KubernetesApi, namespace: str, job: str, kind: PodSet) -> None:
@@ -118,10 +119,10 @@ class HostPlacements:
         self._secret = f"/api/v1/namespaces/{namespace}/secrets/{secret_name(job)}"
 
     def create(self, pods: Mapping[str, MeshPods], wanted: Mapping[int, str], owner: str, user: str) -> None:
-        """Ask for further hosts, in new objects: all of them, or none.
+        """Request further hosts, in new objects: all of them, or none.
 
         Args:
-            pods: what those of each mesh are made of.
+            pods: the definition of the Pods of each mesh.
             wanted: the mesh of each host, by its number.
         """
         meshes = {mesh: [number for number in wanted if wanted[number] == mesh] for mesh in wanted.values()}
@@ -148,19 +149,19 @@ class HostPlacements:
             raise
 
     def owner(self) -> str:
-        """The uid of the Secret of the job."""
+        """Return the uid of the Secret of the job."""
         return str(self._meta()["uid"])
 
     def hosts(self) -> int:
-        """How many hosts have been asked for so far."""
+        """Return the number of hosts requested so far."""
         return max(self._places(), default=-1) + 1
 
     def statuses(self, numbers: Sequence[int], status: Callable[[int, SeenPod], HostStatus]) -> list[HostStatus]:
-        """Where each of these hosts is.
+        """Return the status of each of these hosts.
 
         Args:
-            numbers: theirs.
-            status: of one that has a Pod.
+            numbers: the numbers of the hosts.
+            status: returns the status of a host that has a Pod.
         """
         places, objects, pods = self._look()
         found, seen = held(places, pods)
@@ -178,17 +179,17 @@ class HostPlacements:
         return hosts
 
     def pods(self) -> set[str]:
-        """The names of all Pods in its objects."""
+        """Return the names of all Pods in its objects."""
         return {pod.name for _, pod in self._pods(self._objects())}
 
     def pod(self, number: int) -> tuple[SeenPod | None, bool]:
-        """The Pod of a host; and whether the host is the container before the present one."""
+        """Return the Pod of a host, and whether the host is the container before the current one."""
         places, _, pods = self._look()
         pod = held(places, pods)[0].get(number)
         return pod, pod is not None and _is_before(places.get(number), pod)
 
     def makers(self, number: int) -> tuple[str, ...]:
-        """The names of the objects whose events explain why a host has no Pod."""
+        """Return the names of the objects whose events explain why a host has no Pod."""
         place = self._places().get(number)
         return () if place is None else self._kind.makers(place.slot)
 
@@ -212,14 +213,14 @@ class HostPlacements:
         return HostPhase.QUEUED, waits[place.object] or kind.waits(made)
 
     def take(self, gone: Sequence[HostStatus], wanted: Mapping[int, str]) -> set[int]:
-        """Have further hosts in slots that the job has for their meshes, and that no host uses any more.
+        """Put further hosts into slots that the job has for their meshes, and that no host uses any more.
 
         Args:
-            gone: hosts that have gone.
+            gone: the hosts that are gone.
             wanted: the mesh of each further host, by its number.
 
         Returns:
-            The numbers of those for which there was a slot.
+            The numbers of the hosts for which there was a slot.
         """
         places, objects, pods = self._look()
         ended = {host.host: host for host in gone}
@@ -241,13 +242,13 @@ class HostPlacements:
         return set(taken)
 
     def untake(self, numbers: Set[int]) -> None:
-        """Have no hosts of these numbers after all."""
+        """Remove the placements of hosts with these numbers."""
         if numbers:
             noted = {f"{_HOST}{number}": None for number in numbers}
             self._api.request("PATCH", self._secret, {"metadata": {"annotations": noted}}, kind=_PATCH)
 
     def give_back(self, numbers: Sequence[int], patience: float) -> None:
-        """End these hosts. An object without others is deleted; else its last Pods are, where it can do without."""
+        """End these hosts. Delete objects without other hosts; of the others, delete the last Pods if possible."""
         places, objects, pods = self._look()
         found, _ = held(places, pods)
         ending = {number: replace(places[number], returned=True) for number in numbers if number in places}
@@ -269,7 +270,7 @@ class HostPlacements:
         self._wait(patience, objects, lambda left: not any(pod.uid in going and not pod.over for _, pod in left))
 
     def end(self, patience: float) -> None:
-        """End all of them."""
+        """End all hosts."""
         objects = self._objects()
         for name in objects:
             self._delete(name)
@@ -314,7 +315,7 @@ class HostPlacements:
         return [(self._kind.slot(pod), pod) for pod in pods]
 
     def _admission(self, made: Mapping[str, Any]) -> str:
-        """What Kueue says of an object that is suspended."""
+        """Return Kueue's message about a suspended object."""
         if not self._kind.suspended(made):
             return ""
         label = f"kueue.x-k8s.io/job-uid={made['metadata']['uid']}"
@@ -323,7 +324,7 @@ class HostPlacements:
             path = f"/apis/{version}/namespaces/{self._namespace}/workloads"
             found = self._api.request("GET", path, labelSelector=label).get("items") or []
         except ApiRefusedError as e:
-            if e.status not in (_GONE, _FORBIDDEN):  # there is no Kueue, or it says this only to others
+            if e.status not in (_GONE, _FORBIDDEN):  # Kueue is not installed, or this user may not read this
                 raise
             return ""
         return next(filter(None, map(admission, found)), "")
@@ -344,7 +345,7 @@ class HostPlacements:
         objects: Mapping[str, Any],
         over: Callable[[list[tuple[PodSlot, SeenPod]]], bool],
     ) -> None:
-        """Wait until the Pods of objects, which may be deleted, are as they should be."""
+        """Wait until the Pods of objects, which may be deleted, satisfy a condition."""
         limit = time.monotonic() + patience
         while not over(self._pods(objects)) and time.monotonic() < limit:
             time.sleep(_PAUSE)

@@ -1,4 +1,4 @@
-"""The Pods of a job: requests to Kubernetes, and the state of hosts in its answers. Plain data, no I/O."""
+"""Build the Pods of a job, and derive the state of hosts from Kubernetes' answers. Plain data, no I/O."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from monarch_kernel.launchers.base import (
     find_announcement,
 )
 
-#: Labels of what belongs to a job: its id, the number of a host, and who asked for it.
+#: Labels of the objects of a job: its id, the number of a host, and the user who requested it.
 JOB_LABEL, HOST_LABEL, USER_LABEL = "monarch-kernel/job", "monarch-kernel/host", "monarch-kernel/user"
-#: An annotation: the container and what its worker announced, so that no later poll has to read its log.
+#: An annotation: the container and the announcement of its worker, so that no later poll has to read its log.
 ANNOUNCED = "monarch-kernel/announced"
 #: The container of a worker.
 WORKER = "worker"
-#: How a worker may get its key.
+#: The ways in which a worker may get its key.
 KEYS = {"environment": KeyWay.ENVIRONMENT, "file": KeyWay.FILE}
-#: How much of a job's name is in the names of its objects. Controllers add to these, up to 63 characters.
+#: The length of a job's name in the names of its objects. Controllers extend these, up to 63 characters.
 _LONGEST = 24
 _KEY_FOLDER, _KEY_FILE = "/var/run/monarch-kernel", "key"
-#: How long a worker may take to end in good order (seconds).
+#: The time limit for a worker to end in good order (seconds).
 GRACE = 10
-#: How long beyond its walltime a Pod may live, as its images are fetched and its worker starts (seconds).
+#: How much longer than its walltime a Pod may live, because its images are fetched and its worker starts (seconds).
 _DEADLINE_MARGIN = 300
-#: Why a container waits, if it does so for ever.
+#: Reasons for which a container waits forever.
 _NEVER = {
     "InvalidImageName",
     "ErrImageNeverPull",
@@ -52,7 +52,7 @@ _NO_IMAGE = re.compile(
 
 @dataclass(frozen=True)
 class PodPattern:
-    """What all Pods of a mesh have in common; see ``KubernetesLauncher``."""
+    """The common settings of all Pods of a mesh; see ``KubernetesLauncher``."""
 
     image: str = ""
     gpu_resource: str = "nvidia.com/gpu"
@@ -69,8 +69,11 @@ class PodPattern:
 
     @property
     def listen(self) -> str:
-        """Where a worker listens. A tunnel ends at the loopback address of its Pod, so it listens there, too; not so
-        in the network of its node, whose every address that would be."""
+        """Return the URL at which a worker listens.
+
+        A tunnel ends at the loopback address of the Pod, so the worker listens there, too. It does not do so in the
+        network of its node, because it would then listen at every address of the node.
+        """
         address = f"tcp://$({environment.POD_ADDRESS}):{self.port}"
         if self.tunnel is False or not self.port or self.pod.get("hostNetwork"):
             return address
@@ -79,11 +82,11 @@ class PodPattern:
 
 @dataclass(frozen=True)
 class MeshPods:
-    """What the Pods of a mesh are made of.
+    """The definition of the Pods of a mesh.
 
     Attributes:
-        pattern: what they have in common.
-        request: what each host must have, and the command of its worker.
+        pattern: the common settings.
+        request: the requirements of each host, and the command of its worker.
     """
 
     pattern: PodPattern
@@ -91,20 +94,20 @@ class MeshPods:
 
 
 def pod_name(request: LaunchRequest, number: int) -> str:
-    """What the Pod of a host is called."""
+    """Return the name of the Pod of a host."""
     base = re.sub("[^a-z0-9]+", "-", request.name.lower()).strip("-")[:_LONGEST].strip("-") or "monarch"
     if not base[0].isalpha():
-        base = f"m{base}"  # as the name of a Service has to begin
+        base = f"m{base}"  # the name of a Service must begin with a letter
     return f"{base}-{request.command.job}-{number}"
 
 
 def secret_name(job: str) -> str:
-    """What the Secret of a job is called."""
+    """Return the name of the Secret of a job."""
     return f"monarch-{job}"
 
 
 def secret(command: WorkerCommand, user: str) -> dict[str, Any]:
-    """The Secret of a job: its key, and its environment variables."""
+    """Build the Secret of a job: its key, and its environment variables."""
     assert command.key is not None
     return {
         "apiVersion": "v1",
@@ -119,10 +122,10 @@ def secret(command: WorkerCommand, user: str) -> dict[str, Any]:
 
 
 def pod(pattern: PodPattern, request: LaunchRequest, number: int, owner: str, user: str) -> dict[str, Any]:
-    """The Pod of a host.
+    """Build the Pod of a host.
 
     Args:
-        owner: the uid of the Secret of the job. Who deletes that deletes the Pods.
+        owner: the uid of the Secret of the job. Deleting the Secret deletes the Pods.
     """
     command, needs = request.command, request.resources
     name = pod_name(request, number)
@@ -135,10 +138,10 @@ def pod(pattern: PodPattern, request: LaunchRequest, number: int, owner: str, us
 
 
 def pod_template(pattern: PodPattern, request: LaunchRequest, *, restart: str = "Never") -> dict[str, Any]:
-    """The template from which a controller of the cluster makes Pods, which it also names.
+    """Build the template from which a controller of the cluster creates and names Pods.
 
     Args:
-        restart: whether a container is started again in place: "Never" or "Always".
+        restart: whether a container is restarted in place: "Never" or "Always".
     """
     name = f"$({environment.POD_NAME})"
     spec = _spec(pattern, request, name, request.command.marker(name))
@@ -149,7 +152,7 @@ def pod_template(pattern: PodPattern, request: LaunchRequest, *, restart: str = 
 
 
 def metadata(pattern: PodPattern, job: str, name: str, owner: str, user: str) -> dict[str, Any]:
-    """The metadata of what belongs to a job; see ``pod``."""
+    """Build the metadata of an object of a job; see ``pod``."""
     return {
         "name": name,
         "labels": {
@@ -164,7 +167,7 @@ def metadata(pattern: PodPattern, job: str, name: str, owner: str, user: str) ->
 
 
 def _spec(pattern: PodPattern, request: LaunchRequest, name: str, marker: str) -> dict[str, Any]:
-    """The spec of the Pod of a host, without a deadline."""
+    """Build the spec of the Pod of a host, without a deadline."""
     command, needs = request.command, request.resources
     way = KEYS[pattern.key]
     by_file = way is KeyWay.FILE
@@ -176,7 +179,8 @@ def _spec(pattern: PodPattern, request: LaunchRequest, name: str, marker: str) -
         walltime=needs.walltime,
     )
     (key_variable,) = command.key_environment()
-    mounts = {"/dev/shm": {"emptyDir": {"medium": "Memory"}}, **pattern.volumes}  # a runtime gives 64 MiB of that
+    # by default, a container runtime provides 64 MiB
+    mounts = {"/dev/shm": {"emptyDir": {"medium": "Memory"}}, **pattern.volumes}
     given = [each for one in pattern.pod.get("containers", []) for each in one.get("volumeMounts", [])]
     mounts = {path: source for path, source in mounts.items() if path not in {each["mountPath"] for each in given}}
     volumes = [{"name": f"volume-{at}", **source} for at, source in enumerate(mounts.values())]
@@ -188,7 +192,7 @@ def _spec(pattern: PodPattern, request: LaunchRequest, name: str, marker: str) -
     sources: list[dict[str, Any]] = []
     of_job = secret_name(command.job)
     if by_file:
-        # Each variable by name: the key is not among them.
+        # Each variable is added by name, so the key is not among them.
         variables += [
             {"name": name, "valueFrom": {"secretKeyRef": {"name": of_job, "key": name}}} for name in command.env
         ]
@@ -206,7 +210,7 @@ def _spec(pattern: PodPattern, request: LaunchRequest, name: str, marker: str) -
         "command": argv,
         "env": variables,
         "envFrom": sources,
-        # A limit of processors would only slow a worker down; what is not asked for is shared.
+        # A limit of processors would only slow down a worker. Unrequested processors are shared.
         "resources": {"limits": asked, "requests": asked | ({"cpu": str(needs.cpus)} if needs.cpus else {})},
         "volumeMounts": mounted,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -227,7 +231,7 @@ def _spec(pattern: PodPattern, request: LaunchRequest, name: str, marker: str) -
 
 
 def _quantity(size: int) -> str:
-    """Bytes, as Kubernetes writes them."""
+    """Format a number of bytes for Kubernetes."""
     for unit, factor in (("Gi", 2**30), ("Mi", 2**20)):
         if size % factor == 0:
             return f"{size // factor}{unit}"
@@ -235,7 +239,7 @@ def _quantity(size: int) -> str:
 
 
 def _merged(ours: Any, theirs: Any) -> Any:
-    """Plain data with further fields in it: objects are merged, and lists of named objects by name."""
+    """Merge further fields into plain data: objects are merged, and lists of named objects by name."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         return {key: _merged(ours.get(key), theirs[key]) if key in theirs else ours[key] for key in {**ours, **theirs}}
     if isinstance(ours, list) and isinstance(theirs, list):
@@ -252,7 +256,7 @@ def _merged(ours: Any, theirs: Any) -> Any:
 
 
 class SeenPod:
-    """A Pod, as the API server describes it."""
+    """A Pod, as described by the API server."""
 
     def __init__(self, found: Mapping[str, Any]) -> None:
         self._meta: Mapping[str, Any] = found["metadata"]
@@ -272,7 +276,7 @@ class SeenPod:
         self._state: Mapping[str, Any] = self._own.get("state") or {}
         self.container_id = str(self._own.get("containerID", ""))
         last: Mapping[str, Any] = (self._own.get("lastState") or {}).get("terminated") or {}
-        #: The container before this one, in the same Pod.
+        #: The previous container in the same Pod.
         self.before_id = str(last.get("containerID", ""))
         self._before = last
         # Between the end of a container and its next start, it waits, and its own end is the last one.
@@ -286,43 +290,43 @@ class SeenPod:
 
     @property
     def has_log(self) -> bool:
-        """Whether its worker's container runs, or has run."""
+        """Whether the container of its worker is running or has run."""
         return "running" in self._state or (self._ended is not None and bool(self.container_id))
 
     @property
     def over(self) -> bool:
-        """Whether its worker's container has ended, and will not start again."""
+        """Whether the container of its worker has ended, and will not start again."""
         return self.phase in ("Failed", "Succeeded") or (
             self._ended is not None and self._spec.get("restartPolicy", "Always") == "Never"
         )
 
     @property
     def ended(self) -> bool:
-        """Whether its worker's container has ended, whether another one follows or not."""
+        """Whether the container of its worker has ended, whether or not another one follows."""
         return self.over or self._ended is not None
 
     @property
     def fails(self) -> bool:
-        """Whether its container has been started anew, and no worker has ever announced itself in it."""
+        """Whether its container has been restarted, and no worker has ever announced itself in it."""
         return bool(self.before_id) and ANNOUNCED not in self.annotations
 
     def announced(self) -> WorkerAnnouncement | None:
-        """What its worker has announced, if a poll has noted it."""
+        """Return the announcement of its worker, if a poll has recorded it."""
         noted = self.annotations.get(ANNOUNCED, "")
         container, _, line = noted.partition(" ")
         if not self.container_id or container != self.container_id:
-            return None  # or of a container before this one
+            return None  # or it belongs to an earlier container
         return find_announcement(line.encode() + b"\n")
 
     def note(self, said: WorkerAnnouncement) -> dict[str, Any]:
-        """The patch that notes what its worker has announced."""
+        """Build the patch that records the announcement of its worker."""
         return {"metadata": {"annotations": {ANNOUNCED: f"{self.container_id} {said.line().decode().strip()}"}}}
 
     def status(self, number: int, said: WorkerAnnouncement | None) -> HostStatus:
-        """Where the host is.
+        """Return the status of the host.
 
         Args:
-            said: what its worker has announced.
+            said: the announcement of its worker.
         """
         terminated = self._ended
         if self.leaving or self.ended:
@@ -350,9 +354,9 @@ class SeenPod:
         )
 
     def before(self, number: int) -> HostStatus:
-        """Where the host is that was the container before this one."""
+        """Return the status of the host that was the previous container."""
         code = self._before.get("exitCode")
-        # If a worker has announced itself here, the Pod is one in which workers start.
+        # If a worker has announced itself in this Pod, workers can start there.
         failed = bool(code) and self.fails
         reason = _how(self._before)
         return HostStatus(
@@ -368,7 +372,7 @@ class SeenPod:
         return words(scheduled) or "Pending"
 
     def _waiting(self) -> tuple[str, bool]:
-        """Why its worker has not announced itself, and whether it never will."""
+        """Return why its worker has not announced itself, and whether it never will."""
         for each in [*(self._status.get("initContainerStatuses") or []), self._own]:
             state = each.get("state") or {}
             waiting = state.get("waiting") or {}
@@ -382,7 +386,7 @@ class SeenPod:
         return f"its container is being created on {self._spec.get('nodeName')}", False
 
     def _end(self, terminated: Mapping[str, Any] | None) -> str:
-        """Why it has gone."""
+        """Return why it is gone."""
         if self._status.get("reason"):  # Evicted, DeadlineExceeded, Preempting, NodeLost
             return words(self._status)
         disrupted = self._condition("DisruptionTarget")
@@ -394,7 +398,7 @@ class SeenPod:
 
 
 def _how(terminated: Mapping[str, Any]) -> str:
-    """How a container has ended."""
+    """Describe how a container has ended."""
     code, reason = terminated.get("exitCode", 0), terminated.get("reason") or ""
     if not code:
         return "its worker has ended"
@@ -404,7 +408,7 @@ def _how(terminated: Mapping[str, Any]) -> str:
 
 
 def words(said: Mapping[str, Any]) -> str:
-    """The reason and message of a condition or a state."""
+    """Return the reason and message of a condition or a state."""
     return ": ".join(filter(None, (said.get("reason"), said.get("message"))))
 
 

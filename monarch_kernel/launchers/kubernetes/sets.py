@@ -1,7 +1,7 @@
-"""Pods made by controllers, from MonarchMesh or JobSet objects, or by users, who name them by labels.
+"""Describe Pods created by controllers from MonarchMesh or JobSet objects, or by users, who name them by labels.
 
-What these objects are made of, which Pods are theirs, what they say of absent Pods, and which given Pods are free.
-Plain data, no I/O.
+This covers the contents of these objects, the Pods that belong to them, their messages about missing Pods, and the
+choice of free existing Pods. Plain data, no I/O.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from monarch_kernel.launchers.kubernetes.pods import (
     words,
 )
 
-#: Where the workers of Monarch listen, and by which its Pods are numbered.
+#: The port at which Monarch's workers listen, and the label by which its Pods are numbered.
 PORT, ORDER = 26600, "apps.kubernetes.io/pod-index"
-#: How often the Pods of a JobSet are replaced, all of them together.
+#: The maximum number of replacements of a Pod in a JobSet, over all its Pods.
 _REPLACED = 1000
 _KUEUE = "kueue.x-k8s.io/"
-#: How long the name of a Pod of a JobSet may be, and how much of it the controllers add behind that of the group.
+#: The maximum length of the name of a Pod of a JobSet, and of the part that controllers add to that of the group.
 _LONGEST_NAME, _ADDED = 63, len("-0-0000-abcde")
 
 
 @dataclass(frozen=True)
 class PodSlot:
-    """Where one Pod of such an object is.
+    """The slot of one Pod in such an object.
 
     Attributes:
-        object: its name.
-        group: of the Pods there that are alike; "" where all of the object are.
-        index: of the Pod in that group; -1: it has none.
+        object: the name of the object.
+        group: the group of equal Pods in it; "" if all Pods of the object are equal.
+        index: the index of the Pod in the group; -1: it has none.
     """
 
     object: str
@@ -51,7 +51,7 @@ class PodSlot:
 
 @dataclass(frozen=True)
 class PodGroup:
-    """So many Pods of one mesh in an object, in a group of this name."""
+    """A number of Pods of one mesh in an object, in a group with this name."""
 
     name: str
     pods: MeshPods
@@ -61,17 +61,17 @@ class PodGroup:
 class PodSet(ABC):
     """A kind of such objects."""
 
-    #: In ``KubernetesLauncher``, and in its answers.
+    #: The name of the kind in ``KubernetesLauncher`` and in its answers.
     through: ClassVar[str]
     kind: ClassVar[str]
     group: ClassVar[str]
     version: ClassVar[str]
     plural: ClassVar[str]
-    #: What must be installed in the cluster.
+    #: The software that the cluster needs for it.
     needs: ClassVar[str]
 
     def path(self, namespace: str, name: str = "") -> str:
-        """Where these objects are at the API server; or one of them."""
+        """Return the path of these objects, or of one of them, at the API server."""
         found = f"/apis/{self.group}/{self.version}/namespaces/{namespace}/{self.plural}"
         return f"{found}/{name}" if name else found
 
@@ -79,15 +79,15 @@ class PodSet(ABC):
     holds_meshes: ClassVar[bool] = False
 
     def groups(self, name: str, meshes: Sequence[str]) -> list[str]:
-        """What the groups of these meshes are called in an object of this name."""
+        """Return the names of the groups of these meshes in an object of this name."""
         del name
         return [""] * len(meshes)
 
     def made(self, name: str, groups: Sequence[PodGroup], owner: str, user: str) -> dict[str, Any]:
-        """The object for these Pods; see ``pods.pod``.
+        """Build the object for these Pods; see ``pods.pod``.
 
         Raises:
-            SubmissionRefusedError: no one object can have all of them.
+            SubmissionRefusedError: a single object cannot have all of them.
         """
         pattern, job = self._common([group.pods.pattern for group in groups]), groups[0].pods.request.command.job
         return {
@@ -98,7 +98,7 @@ class PodSet(ABC):
         }
 
     def _common(self, patterns: Sequence[PodPattern]) -> PodPattern:
-        """What the object itself has of the Pods in it."""
+        """Return the settings that the object itself takes from its Pods."""
         (pattern,) = patterns
         return pattern
 
@@ -107,43 +107,43 @@ class PodSet(ABC):
 
     @abstractmethod
     def selector(self, job: str, names: Collection[str]) -> str:
-        """The labels of the Pods of these objects."""
+        """Return the labels of the Pods of these objects."""
 
     @abstractmethod
     def slot(self, pod: SeenPod) -> PodSlot:
-        """Where a Pod is."""
+        """Return the slot of a Pod."""
 
     @abstractmethod
     def makers(self, slot: PodSlot) -> tuple[str, ...]:
-        """The names of objects whose events explain a missing Pod."""
+        """Return the names of objects whose events explain a missing Pod."""
 
     @abstractmethod
     def size(self, found: Mapping[str, Any], group: str) -> int:
-        """How many Pods a group of an object has, as found."""
+        """Return how many Pods a group of an object has."""
 
     @abstractmethod
     def sized(self, count: int) -> dict[str, Any] | None:
-        """The patch for its first so many Pods; None: it keeps all that it began with."""
+        """Build the patch that keeps only this many Pods, the first ones; None: all Pods stay."""
 
     @abstractmethod
     def replaces(self, gone: HostStatus) -> bool:
-        """Whether a Pod comes in the place of one that has gone so."""
+        """Return whether a Pod replaces one that is gone in this way."""
 
     def refills(self, pods: Sequence[SeenPod]) -> bool:
-        """Whether a Pod comes, or has come, into a slot in which these are."""
+        """Return whether a Pod comes, or has come, into a slot that these Pods have used."""
         del pods
         return True
 
     def finished(self, found: Mapping[str, Any]) -> str:
-        """Why it makes no Pods any more; "": it does."""
+        """Return why it creates no more Pods; "" if it does."""
         return next((words(each) or kind for kind in ("Failed", "Completed") if (each := _is(found, kind))), "")
 
     def suspended(self, found: Mapping[str, Any]) -> bool:
-        """Whether it waits for its admission."""
+        """Return whether it waits for its admission."""
         return bool((found.get("spec") or {}).get("suspend"))
 
     def waits(self, found: Mapping[str, Any]) -> str:
-        """The reported reason why it has not made a Pod."""
+        """Return the reported reason why it has not created a Pod."""
         if said := words(_is(found, "Suspended")):
             return said
         if self.suspended(found):
@@ -157,8 +157,10 @@ class PodSet(ABC):
 
 
 class MonarchMesh(PodSet):
-    """Of Monarch's operator, which makes a StatefulSet of it: a container that has ended starts again in its Pod, and a
-    Pod that is lost comes again by the same name. The Pods have the operator's labels only.
+    """An object of Monarch's operator, which creates a StatefulSet from it.
+
+    A container that has ended is restarted in its Pod, and a lost Pod is recreated under the same name. The Pods have
+    only the operator's labels.
     """
 
     through, kind, plural = "monarchmesh", "MonarchMesh", "monarchmeshes"
@@ -175,7 +177,7 @@ class MonarchMesh(PodSet):
         return f"{MESH_LABEL} in ({','.join(sorted(names))})"
 
     def slot(self, pod: SeenPod) -> PodSlot:
-        """See ``PodSet``. Clusters before 1.28 do not label the Pods of StatefulSets; their names end so."""
+        """See ``PodSet``. Before 1.28, clusters do not label the Pods of StatefulSets; names end with the index."""
         index = _number(pod.labels.get(ORDER) or pod.name.rpartition("-")[2])
         return PodSlot(pod.labels.get(MESH_LABEL, ""), "", index)
 
@@ -197,8 +199,10 @@ class MonarchMesh(PodSet):
 
 
 class JobSet(PodSet):
-    """Of the JobSet API: all its Pods are admitted together. A Pod that fails is replaced by its Job; one whose worker
-    has ended in good order is not, and holds nothing any more.
+    """An object of the JobSet API, whose Pods are all admitted together.
+
+    Its Job replaces a Pod that fails. A Pod whose worker has ended in good order is not replaced, and uses no more
+    resources.
     """
 
     through, kind, plural = "jobset", "JobSet", "jobsets"
@@ -208,7 +212,7 @@ class JobSet(PodSet):
     holds_meshes = True
 
     def groups(self, name: str, meshes: Sequence[str]) -> list[str]:
-        """See ``PodSet``. They are called as the meshes are, as far as the names of Pods allow."""
+        """See ``PodSet``. Groups are named like the meshes, as far as the length of Pod names allows."""
         room = _LONGEST_NAME - len(name) - 1 - _ADDED
         found: list[str] = []
         for at, mesh in enumerate(meshes):
@@ -222,7 +226,7 @@ class JobSet(PodSet):
         return found
 
     def _common(self, patterns: Sequence[PodPattern]) -> PodPattern:
-        """See ``PodSet``. Kueue admits the JobSet as one, so its labels are for all of it."""
+        """See ``PodSet``. Kueue admits the JobSet as one object, so its labels apply to all of it."""
         labels: dict[str, set[str]] = {}
         annotations: dict[str, set[str]] = {}
         for pattern in patterns:
@@ -241,7 +245,7 @@ class JobSet(PodSet):
 
     def _spec(self, groups: Sequence[PodGroup]) -> dict[str, Any]:
         return {
-            # Workers are reached by their addresses: no Service is needed.
+            # Workers are reached by their addresses, so no Service is needed.
             "network": {"enableDNSHostnames": False},
             "failurePolicy": {"maxRestarts": 0},
             "replicatedJobs": [
@@ -252,7 +256,7 @@ class JobSet(PodSet):
     def _job(self, group: PodGroup) -> dict[str, Any]:
         pattern, request = group.pods.pattern, group.pods.request
         meta = metadata(pattern, request.command.job, "", "", "")
-        # Kueue admits the JobSet: that it is to wait for is no matter of its Pods.
+        # Kueue admits the JobSet, so its labels do not belong on the Pods.
         labels = {key: value for key, value in meta["labels"].items() if value and not key.startswith(_KUEUE)}
         template = {
             "metadata": {"labels": labels, "annotations": meta["annotations"]},
@@ -276,7 +280,7 @@ class JobSet(PodSet):
         return PodSlot(pod.labels.get(_JOBSET_LABEL, ""), pod.labels.get(_GROUP_LABEL, ""), _number(index))
 
     def makers(self, slot: PodSlot) -> tuple[str, ...]:
-        """See ``PodSet``. The only Job of a group comes after its JobSet."""
+        """See ``PodSet``. The only Job of a group is created after its JobSet."""
         return slot.object, f"{slot.object}-{slot.group}-0"
 
     def size(self, found: Mapping[str, Any], group: str) -> int:
@@ -293,20 +297,20 @@ class JobSet(PodSet):
         return gone.exit_code != 0
 
     def refills(self, pods: Sequence[SeenPod]) -> bool:
-        """See ``PodSet``. With the first Pod that ends in good order, its Job is done with an index."""
+        """See ``PodSet``. When the first Pod of an index ends in good order, its Job has completed that index."""
         return not any(pod.phase == "Succeeded" for pod in pods)
 
 
-#: On the Pods of a MonarchMesh: its name.
+#: A label of the Pods of a MonarchMesh: its name.
 MESH_LABEL = "monarch.pytorch.org/mesh-name"
 _JOBSET_LABEL, _GROUP_LABEL = "jobset.sigs.k8s.io/jobset-name", "jobset.sigs.k8s.io/replicatedjob-name"
 _INDEX = "batch.kubernetes.io/job-completion-index"
-#: Kinds by what ``KubernetesLauncher`` calls them.
+#: The kinds by their names in ``KubernetesLauncher``.
 POD_SETS: Mapping[str, PodSet] = {each.through: each for each in (MonarchMesh(), JobSet())}
 
 
 def admission(workload: Mapping[str, Any]) -> str:
-    """The reason in a Workload of Kueue why it is not, or no longer, admitted; "" if there is none."""
+    """Return Kueue's reason in a Workload why it is not, or no longer, admitted; "" if there is none."""
     for kind, status in (("Evicted", "True"), ("QuotaReserved", "False"), ("Admitted", "False")):
         said = next((each for each in _conditions(workload) if each.get("type") == kind), {})
         if said.get("status") == status and said.get("message"):
@@ -319,7 +323,7 @@ def _conditions(found: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _is(found: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """A condition of an object, if it is true."""
+    """Return a condition of an object, if it is true."""
     wanted = (each for each in _conditions(found) if each.get("type") == kind and each.get("status") == "True")
     return next(wanted, {})
 
@@ -329,13 +333,13 @@ def _number(text: str) -> int:
 
 
 class TakenPod(msgspec.Struct, frozen=True):
-    """A host in a Pod of others.
+    """A host in an existing Pod.
 
     Attributes:
         host: its number.
         pod: its name.
-        selector: the labels by which it was found.
-        container: that it is; "": none ran yet.
+        selector: the labels by which the Pod was found.
+        container: the container of the host; "": none has run yet.
     """
 
     host: int
@@ -345,11 +349,11 @@ class TakenPod(msgspec.Struct, frozen=True):
 
 
 class AttachedLabels:
-    """The labels of Pods of others, and the label by which those are numbered: for all meshes, or by their names.
+    """The labels of existing Pods, and the labels by which these are numbered: for all meshes, or by mesh name.
 
     Args:
-        attach_to: as ``KubernetesLauncher`` has it.
-        order_label: the same.
+        attach_to: as in ``KubernetesLauncher``.
+        order_label: as in ``KubernetesLauncher``.
     """
 
     def __init__(self, attach_to: str | Mapping[str, str], order_label: str | Mapping[str, str]) -> None:
@@ -357,16 +361,16 @@ class AttachedLabels:
         self.order_label = order_label if isinstance(order_label, str) else dict(order_label)
 
     def words(self) -> str:
-        """All of them; "": the Pods of all meshes are made."""
+        """Describe all of them; "": the Pods of all meshes are created."""
         found = [self.attach_to] if isinstance(self.attach_to, str) else list(self.attach_to.values())
         return "; ".join(f"Pods with the labels {each}" for each in found if each)
 
     def selector(self, mesh: str) -> str:
-        """The labels of the Pods of a mesh; "": its Pods are made."""
+        """Return the labels of the existing Pods of a mesh; "": its Pods are created."""
         return self.attach_to if isinstance(self.attach_to, str) else self.attach_to.get(mesh, "")
 
     def order(self, mesh: str) -> str:
-        """The label by which these are numbered."""
+        """Return the label by which these are numbered."""
         return self.order_label if isinstance(self.order_label, str) else self.order_label.get(mesh, ORDER)
 
     def choose(
@@ -377,17 +381,17 @@ class AttachedLabels:
         own: Collection[str],
         namespace: str,
     ) -> list[TakenPod]:
-        """Pods in which no host of the job lives.
+        """Choose Pods in which no host of the job runs.
 
         Args:
             wanted: the mesh of each further host, by its number.
-            found: the Pods with the labels of these meshes, by these.
-            before: those that the job has taken so far.
-            own: the names of Pods that were made for the job.
-            namespace: of all of them.
+            found: by mesh, the Pods with its labels.
+            before: the Pods that the job has taken so far.
+            own: the names of Pods that were created for the job.
+            namespace: the namespace of all of them.
 
         Raises:
-            InfeasibleError: there are too few.
+            InfeasibleError: there are not enough Pods.
         """
         used = {(each.pod, each.container) for each in before}
         taken = {*own, *(each.pod for each in before if not each.container)}
@@ -405,7 +409,7 @@ class AttachedLabels:
                     f"labels {selector} and are free: ask for fewer, or have more Pods started"
                 )
             for number, pod in zip(numbers, free):
-                # The container after one that has ended is the one that comes.
+                # The host is the container that follows one that has ended.
                 chosen.append(TakenPod(number, pod.name, selector, "" if pod.ended else pod.container_id))
                 taken.add(pod.name)
         return chosen

@@ -1,4 +1,4 @@
-"""The Pods of a mesh as Monarch's programs define them: an image with its requirements, or the spec of a Pod."""
+"""Parse the Pods of a mesh as Monarch's programs define them: an image with requirements, or the spec of a Pod."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from monarch_kernel.launchers.kubernetes.pods import WORKER
 
-#: What a Pod of Monarch's programs runs as a worker. ``KubernetesJob`` starts its own worker instead.
+#: The script with which a Pod of Monarch's programs runs a worker. ``KubernetesJob`` starts its own worker instead.
 WORKER_BOOTSTRAP_SCRIPT = """\
 import os
 import socket
@@ -30,10 +30,10 @@ class ImageSpec:
     """An image, and the resources of its Pods; like Monarch's class of this name.
 
     Args:
-        image: with monarch_kernel in it.
-        resources: of each host, such as ``{"nvidia.com/gpu": 4}``.
-        enable_fuse: whether workers can mount folders of other hosts: they are privileged then, as FUSE needs.
-        shared_memory_size: of ``/dev/shm``, such as "16Gi"; None: as much as the Pod's memory allows.
+        image: the image, with monarch_kernel in it.
+        resources: the resources of each host, such as ``{"nvidia.com/gpu": 4}``.
+        enable_fuse: whether workers can mount folders of other hosts; they are then privileged, as FUSE requires.
+        shared_memory_size: the size of ``/dev/shm``, such as "16Gi"; None: limited only by the Pod's memory.
     """
 
     image: str
@@ -44,14 +44,14 @@ class ImageSpec:
 
 @dataclass(frozen=True)
 class GivenPods:
-    """What is asked of the Pods of a mesh, as ``KubernetesLauncher`` takes it.
+    """The requested settings of the Pods of a mesh, as ``KubernetesLauncher`` accepts them.
 
     Attributes:
-        image: of the worker's container; "": none is named.
+        image: the image of the worker's container; "": none is named.
         spec: further fields of the spec of the Pods.
-        resources: by the names of the cluster.
-        shared_memory: of ``/dev/shm``; "": not limited.
-        labels, annotations: of the Pods.
+        resources: resources, with the cluster's names.
+        shared_memory: the size of ``/dev/shm``; "": not limited.
+        labels, annotations: labels and annotations of the Pods.
     """
 
     image: str = ""
@@ -63,10 +63,10 @@ class GivenPods:
 
 
 def given_pods(image_spec: ImageSpec | str | None, pod_spec: Any, pod_template: Any) -> GivenPods:
-    """The Pods that one of these arguments defines; see ``KubernetesJob.add_mesh``.
+    """Parse the Pods that one of these arguments defines; see ``KubernetesJob.add_mesh``.
 
     Raises:
-        ValueError: it is not exactly one, or no container is the worker's.
+        ValueError: not exactly one argument is given, or no container is the worker's.
     """
     if sum(each is not None for each in (image_spec, pod_spec, pod_template)) != 1:
         raise ValueError("name one of image_spec=, pod_spec= and pod_template=")
@@ -86,7 +86,7 @@ def given_pods(image_spec: ImageSpec | str | None, pod_spec: Any, pod_template: 
     worker = next((each for each in containers if each.get("name") == WORKER or len(containers) == 1), None)
     if worker is None:
         raise ValueError(f"no container is called {WORKER!r}: so the one of the worker has to be called")
-    # What it ran is another kind of worker.
+    # Its command runs another kind of worker, and is dropped.
     own = {key: value for key, value in worker.items() if key not in ("image", "command", "args")} | {"name": WORKER}
     spec["containers"] = [own if each is worker else each for each in containers]
     return GivenPods(
@@ -98,7 +98,7 @@ def given_pods(image_spec: ImageSpec | str | None, pod_spec: Any, pod_template: 
 
 
 def _plain(given: Any) -> dict[str, Any]:
-    """An object of the API, of the package ``kubernetes`` or plain already."""
+    """Convert an object of the API, of the package ``kubernetes`` or already plain, to plain data."""
     if isinstance(given, Mapping):
         return dict(given)
     client = importlib.import_module("kubernetes.client")

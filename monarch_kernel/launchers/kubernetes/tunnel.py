@@ -1,7 +1,7 @@
-"""Connections to ports of Pods through the API server, for programs outside the network of the Pods.
+"""Connect to ports of Pods through the API server, for programs outside the network of the Pods.
 
-They are those of ``kubectl port-forward``, made by the package ``kubernetes``: a WebSocket to the API server, which
-passes it on to the kubelet, which connects to the loopback address of the Pod.
+The connections are those of ``kubectl port-forward``, made by the package ``kubernetes``: a WebSocket leads to the API
+server, which passes it on to the kubelet, which connects to the loopback address of the Pod.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from monarch_kernel.launchers.kubernetes.api import ApiRefusedError, KubernetesA
 log = logging.getLogger(__name__)
 
 _PIECE = 1 << 18
-#: How long the end of a connection may take (seconds).
+#: The time limit for a connection to end (seconds).
 _CLOSE_TIME = 5.0
 _FORBIDDEN = 403
 
@@ -31,11 +31,11 @@ class PodForward:
     """A connection to a port of a Pod.
 
     Args:
-        api: of its cluster.
-        namespace, pod, port: where.
+        api: the API server of its cluster.
+        namespace, pod, port: the address of the port.
 
     Raises:
-        ApiRefusedError: the API server, or the kubelet of the Pod, refuses.
+        ApiRefusedError: the API server, or the kubelet of the Pod, rejects the connection.
         ConnectionError: there is no answer.
     """
 
@@ -47,11 +47,11 @@ class PodForward:
 
     @property
     def error(self) -> str:
-        """The kubelet's reason for a failed connection."""
+        """Return the kubelet's reason for a failed connection."""
         return self._way.error(self._port) or ""
 
     def close(self) -> None:
-        """End it. The package's own thread has to see the end first: it takes a lost reader for an error."""
+        """End the connection. The package's thread must see the end first: it reports a lost reader as an error."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
             self.socket.settimeout(_CLOSE_TIME)
@@ -62,14 +62,14 @@ class PodForward:
 
 @functools.cache
 def _quiet_port_forward() -> type[Any]:
-    """The class of the package ``kubernetes``. When a connection breaks, it closes what it has, and prints nothing."""
+    """Return a subclass of the package's class that prints nothing when a connection breaks, and closes its sockets."""
     base: Any = importlib.import_module("kubernetes.stream.ws_client").PortForward
 
     class QuietPortForward(base):
         def _proxy(self) -> None:
             try:
                 super()._proxy()
-            except Exception as e:  # what the package below raises is of no common kind
+            except Exception as e:  # the exceptions of the underlying package have no common type
                 log.debug("a connection through the API server of Kubernetes broke: %s", e)
             finally:
                 self.websocket.shutdown()
@@ -80,11 +80,11 @@ def _quiet_port_forward() -> type[Any]:
 
 
 class PodWay:
-    """Carries a connection to a port of a Pod; see ``TunnelWay``.
+    """Forwards a connection to a port of a Pod; see ``TunnelWay``.
 
     Args:
-        forward: makes the way there.
-        connection: of this machine.
+        forward: opens the connection to the Pod.
+        connection: the local connection.
     """
 
     def __init__(self, forward: Callable[[], PodForward], connection: socket.socket) -> None:
@@ -99,7 +99,7 @@ class PodWay:
             there = self._forward()
         except (LaunchError, OSError) as e:
             log.debug("%s", e)
-            self._here.close()  # so its dial ends, and is repeated
+            self._here.close()  # the connection attempt therefore ends, and is repeated
             self._ended = True
             return
         back = threading.Thread(target=self._back, args=(there.socket,), name="pod-tunnel-back", daemon=True)
@@ -115,13 +115,13 @@ class PodWay:
         self._ended = True
 
     def _back(self, there: socket.socket) -> None:
-        """Carry what comes from there, and end both at its end."""
+        """Forward data from the Pod, and end both connections when it ends."""
         with contextlib.suppress(OSError):
             while data := there.recv(_PIECE):
                 try:
                     self._here.sendall(data)
                 except OSError:
-                    continue  # to its end: see PodForward.close
+                    continue  # continue to the end: see PodForward.close
         self.end()
 
     def over(self) -> bool:
@@ -134,15 +134,15 @@ class PodWay:
             self._here.shutdown(socket.SHUT_RDWR)
 
     def wait(self) -> None:
-        """See ``TunnelWay``. An API server that does not answer is not waited for longer."""
+        """See ``TunnelWay``. The wait for an API server that does not answer is limited."""
         self._thread.join(2 * _CLOSE_TIME)
 
 
 def check_way(api: KubernetesApi, namespace: str, pod: str, port: int, patience: float) -> None:
-    """See that a worker can be reached through the API server.
+    """Check that a worker can be reached through the API server.
 
     Raises:
-        LaunchError: it cannot; the message has the words of the API server or of the kubelet.
+        LaunchError: it cannot; the message quotes the API server or the kubelet.
     """
     where = f"port {port} of the Pod {pod} through the API server of Kubernetes"
     try:
@@ -155,7 +155,7 @@ def check_way(api: KubernetesApi, namespace: str, pod: str, port: int, patience:
     try:
         forward.socket.settimeout(patience)
         forward.socket.sendall(_hello())
-        # A worker answers, if only to refuse; or the kubelet says why there is no connection.
+        # A worker answers, if only with an error; otherwise, the kubelet reports why there is no connection.
         answer = forward.socket.recv(1)
     except TimeoutError:
         raise LaunchError(f"there is no answer at {where} within {patience:g} s: see that its worker lives") from None
@@ -171,7 +171,7 @@ def check_way(api: KubernetesApi, namespace: str, pod: str, port: int, patience:
 
 
 def _hello() -> bytes:
-    """What a client of TLS says first."""
+    """Return the first message of a TLS client."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     said = ssl.MemoryBIO()
     with contextlib.suppress(ssl.SSLWantReadError):

@@ -1,4 +1,4 @@
-"""Hosts from the Lightning platform."""
+"""Get hosts from the Lightning platform."""
 
 from monarch_kernel.launchers.lightning.launcher import LightningLauncher
 

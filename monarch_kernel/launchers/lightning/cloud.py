@@ -1,8 +1,8 @@
-"""Requests to the Lightning platform, by the client that its SDK generates from the platform's own description.
+"""Send requests to the Lightning platform, with the client that its SDK generates from the platform's API description.
 
-The classes ``lightning_sdk.Job``, ``Studio`` and ``Teamspace`` are not used: when one of their calls fails they send
-all of its arguments, so the key of a job and the environment of its user, to a history of commands. They also print,
-and repeat a request that was refused for half a minute.
+The classes ``lightning_sdk.Job``, ``Studio`` and ``Teamspace`` are not used. When one of their calls fails, they send
+all of its arguments to a history of commands, including the key of a job and the environment of its user. They also
+print, and repeat a rejected request for half a minute.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 from monarch_kernel.launchers.base import LaunchError, SubmissionRefusedError
 
 _SDK = "lightning_sdk"
-#: Turns off the SDK's question to a package index whether there is a later version.
+#: Turns off the SDK's check of a package index for a later version.
 _NO_CHECK = "LIGHTNING_DISABLE_VERSION_CHECK"
-#: In the environment of a Studio: the teamspace and the Studio itself.
+#: Variables in the environment of a Studio: the ids of the teamspace and of the Studio itself.
 PROJECT, STUDIO = "LIGHTNING_CLOUD_PROJECT_ID", "LIGHTNING_CLOUD_SPACE_ID"
-#: Answers that tell nothing of the request: too many, and of a platform that is not well.
+#: HTTP statuses that do not concern the request: too many requests, and failures of the platform.
 _PASSING = (429, 500, 502, 503, 504)
 _FIRST_PAUSE, _LAST_PAUSE = 0.2, 5.0
-#: How many lines of logs one answer has.
+#: The number of log lines in one answer.
 _PAGE = 1000
 
 
@@ -47,7 +47,7 @@ class LightningCloud:
     """The jobs of one user.
 
     Args:
-        patience: how long one question may take, repetitions included (seconds).
+        patience: the time limit for one request, including repetitions (seconds).
     """
 
     def __init__(self, patience: float) -> None:
@@ -78,7 +78,7 @@ class LightningCloud:
                 "lightning", "you are not logged in", "run 'lightning login', or set LIGHTNING_API_KEY"
             )
         client = rest.create_swagger_client(with_auth=False)
-        # Requests and answers have the key of a job: neither DEBUG=1 nor a logger of level DEBUG may show them.
+        # Requests and answers contain the key of a job: neither DEBUG=1 nor a logger of level DEBUG may print them.
         client.configuration.debug = False
         logging.getLogger(f"{_SDK}.lightning_cloud.openapi.rest").setLevel(logging.INFO)
         client.default_headers["Authorization"] = found.auth_header
@@ -88,7 +88,7 @@ class LightningCloud:
     # -- names ----------------------------------------------------------------------------------------
 
     def teamspace(self, name: str) -> str:
-        """The id of a teamspace by its name or id; "": that of this Studio, or the only one of the user."""
+        """Return the id of a teamspace by its name or id; "": that of this Studio, or the only one of the user."""
         name = name or os.environ.get(PROJECT, "") or os.environ.get("LIGHTNING_TEAMSPACE", "")
         found = self._memberships()
         fitting = [one for one in found if not name or name in (one.project_id, one.name, one.display_name)]
@@ -99,7 +99,7 @@ class LightningCloud:
         raise SubmissionRefusedError("lightning", what, f"name one of yours, or its id: {known}")
 
     def teamspaces(self) -> list[str]:
-        """The ids of all teamspaces of the user."""
+        """Return the ids of all teamspaces of the user."""
         return [one.project_id for one in self._memberships()]
 
     def _memberships(self) -> Any:
@@ -107,7 +107,7 @@ class LightningCloud:
         return (answer and answer.memberships) or ()
 
     def studio(self, teamspace: str, name: str) -> Studio:
-        """A Studio by its name or id."""
+        """Find a Studio by its name or id."""
         answer = self._found(lambda: self._client.cloud_space_service_list_cloud_spaces(project_id=teamspace))
         found = (answer and answer.cloudspaces) or ()
         for one in found:
@@ -117,32 +117,35 @@ class LightningCloud:
         raise SubmissionRefusedError("lightning", f"there is no Studio {name!r}", f"the teamspace has: {known}")
 
     def default_account(self, teamspace: str) -> str:
-        """The cloud account that a teamspace prefers; "": the platform chooses."""
+        """Return the cloud account that a teamspace prefers; "": the platform chooses."""
         answer = self._found(lambda: self._client.projects_service_get_project(teamspace))
         settings = answer and answer.project_settings
         return (settings and settings.preferred_cluster) or ""
 
     def machine(self, name: str) -> tuple[str, int | None]:
-        """What requests call a machine type, by its name in the SDK ("L4_X_4") or its slug; and how many GPUs it has.
+        """Return the name of a machine type in requests, and the number of its GPUs.
 
-        None: the SDK does not know it.
+        None: the SDK does not know the number of GPUs.
+
+        Args:
+            name: its name in the SDK ("L4_X_4"), or its slug.
         """
         found = self._machine.from_str(name)
         gpus = found.accelerator_count
         if (found.family or "").upper() in ("CPU", "DATA-PREP"):
-            gpus = 0  # there the SDK counts processors
+            gpus = 0  # for these, the SDK counts processors
         return found.instance_type or found.slug, gpus
 
     # -- jobs -----------------------------------------------------------------------------------------
 
     def submit(self, teamspace: str, name: str, spec: Any, machines: int | None) -> str:
-        """Ask for a job; return its id on the platform.
+        """Submit a job. Return its id on the platform.
 
         Args:
-            machines: how many, for a multi-machine job; None: a job of one machine.
+            machines: the number of machines of a multi-machine job; None: a job of one machine.
 
         Raises:
-            SubmissionRefusedError: with the words of the platform.
+            SubmissionRefusedError: the platform rejected it; the message quotes the platform.
         """
 
         def ask() -> Any:
@@ -155,28 +158,28 @@ class LightningCloud:
             return self._client.jobs_service_create_multi_machine_job(body=body, project_id=teamspace)
 
         try:
-            return self._ask(ask, again=False).id  # a second request could make a second job
+            return self._ask(ask, again=False).id  # a second request could create a second job
         except self._failed as e:
             raise SubmissionRefusedError("lightning", _said(e), "check the machine type, your quota and credits") from e
 
     def job(self, teamspace: str, job: str) -> Any:
-        """A job of one machine (the SDK's ``V1Job``); None if there is no such job any more."""
+        """Return a job of one machine (the SDK's ``V1Job``); None if it no longer exists."""
         return self._found(lambda: self._client.jobs_service_get_job(project_id=teamspace, id=job))
 
     def group(self, teamspace: str, group: str) -> Any:
-        """A multi-machine job (the SDK's ``V1MultiMachineJob``); None if there is no such job any more."""
+        """Return a multi-machine job (the SDK's ``V1MultiMachineJob``); None if it no longer exists."""
         return self._found(lambda: self._client.jobs_service_get_multi_machine_job(project_id=teamspace, id=group))
 
     def machines(self, teamspace: str, group: str) -> Iterator[Any]:
-        """The jobs of the machines of a multi-machine job."""
+        """Return the jobs of the machines of a multi-machine job."""
         return self._jobs(teamspace, multi_machine_job_id=group)
 
     def jobs(self, teamspace: str) -> Iterator[Any]:
-        """The user's jobs of one machine each, ended ones included."""
+        """Return the user's single-machine jobs, including ended ones."""
         return self._jobs(teamspace, standalone=True, **self._own)
 
     def groups(self, teamspace: str) -> list[Any]:
-        """The user's multi-machine jobs, ended ones included."""
+        """Return the user's multi-machine jobs, including ended ones."""
         answer = self._found(
             lambda: self._client.jobs_service_list_multi_machine_jobs(project_id=teamspace, **self._own)
         )
@@ -199,12 +202,12 @@ class LightningCloud:
                 return
 
     def stop(self, teamspace: str, job: str) -> None:
-        """Stop a machine; returns when the platform has promised it. One that is gone is no error."""
+        """Stop a machine. Returns when the platform has confirmed it. A machine that is gone is not an error."""
         body = self.models.JobsServiceUpdateJobBody(state="stop")
         self._found(lambda: self._client.jobs_service_update_job(body=body, project_id=teamspace, id=job))
 
     def stop_group(self, teamspace: str, group: str) -> None:
-        """Stop all machines of a multi-machine job; returns when the platform has promised it."""
+        """Stop all machines of a multi-machine job. Returns when the platform has confirmed the request."""
         state = self.models.V1MultiMachineJobState.STOP
         body = self.models.JobsServiceUpdateMultiMachineJobBody(desired_state=state)
         self._found(
@@ -212,7 +215,7 @@ class LightningCloud:
         )
 
     def log(self, teamspace: str, jobs: list[str], query: str = "") -> Iterator[LogLine]:
-        """The lines that machines have written, from the first on; only those with this word, if one is given."""
+        """Yield the lines that machines have written, from the first on; with ``query``, only those with this word."""
         chosen = {"query": query} if query else {}
         token = ""
         while True:
@@ -241,7 +244,7 @@ class LightningCloud:
             raise ConnectionError(f"Lightning did not answer: {_said(e)}") from e
 
     def _ask(self, question: Callable[[], Any], again: bool = True) -> Any:
-        """The answer to a question, which is repeated while the platform cannot be reached, unless it must not be."""
+        """Send a request, and repeat it while the platform cannot be reached, unless ``again`` is false."""
         end = time.monotonic() + self._patience
         pause = _FIRST_PAUSE
         while True:
@@ -258,7 +261,7 @@ class LightningCloud:
 
 
 def _said(error: Any) -> str:
-    """The platform's own words."""
+    """Return the platform's error message."""
     try:
         body = json.loads(error.body)
         words = body.get("message") or body.get("error") or error.body

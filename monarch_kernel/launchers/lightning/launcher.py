@@ -1,4 +1,4 @@
-"""Hosts from the Lightning platform: jobs whose machines run a worker each."""
+"""Get hosts from the Lightning platform: jobs whose machines run a worker each."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ from monarch_kernel.launchers.engine_job import EngineJob
 from monarch_kernel.launchers.lightning.cloud import STUDIO, LightningCloud
 from monarch_kernel.launchers.scripts import Script, one_word, script
 
-#: How the machines of a job belong together.
+#: How the machines of a job are grouped.
 WAYS = ("group", "single")
-#: By which address workers are reached.
+#: The kinds of address by which workers are reached.
 ADDRESSES = ("own", "private", "public")
-#: What the platform sets for distributed training, and by which programs would take a rank for the whole machine.
+#: Variables that the platform sets for distributed training. With them, programs would use a rank as a whole machine.
 _OF_TRAINING = ("NODE_RANK", "NUM_NODES", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_RANK", "RANK")
-#: In the command line of a worker, what is known on its machine only.
+#: A placeholder in the command line of a worker, for the address that is known only on its machine.
 _ADDRESS = "tcp://ADDRESS:0"
-#: The states of a machine that is not given yet, that is being made, and in which the command runs.
+#: The states of a machine that is not assigned yet, that is being created, and in which the command runs.
 _QUEUED, _MADE, _RUNS = ("", "pending"), ("creating",), ("running",)
 _LIVING = (*_QUEUED, *_MADE, *_RUNS)
-#: The states after the command ended by itself.
+#: The states after the command has ended by itself.
 _ENDED = ("complete", "completed", "fail", "failed")
 _CODE = re.compile(r"monarch_kernel: the worker has ended \(exit code (\d+)\)")
-#: The end of the name of a job of the platform: our job, and the number of its first host.
+#: The pattern of the name of a platform's job, which ends with the id of our job and the number of its first host.
 _NAME = re.compile(r".*-([0-9a-f]{16})-(\d+)")
-#: How long to wait for machines that were told to stop; the platform has promised it then (seconds).
+#: How long to wait for machines to stop. The platform has confirmed the request before (seconds).
 _STOP_TIME = 5.0
 _PAUSE = 0.2
 
@@ -59,9 +59,9 @@ class _Part(msgspec.Struct):
     """A job of the platform.
 
     Attributes:
-        id: the platform's.
+        id: its id on the platform.
         first: the number of its first host.
-        count: how many hosts it was asked for.
+        count: the number of its hosts.
         group: whether it is a multi-machine job.
     """
 
@@ -76,28 +76,28 @@ class _Part(msgspec.Struct):
 
 
 class _Data(msgspec.Struct):
-    """What the tickets of this launcher hold."""
+    """The data in tickets of this launcher."""
 
     teamspace: str
     parts: list[_Part]
 
 
 class LightningLauncher(Launcher):
-    """Asks the Lightning platform for machines, and runs a worker on each as the command of a job.
+    """Requests machines from the Lightning platform, and runs a worker on each as the command of a job.
 
     Args:
         machine: the type of machine, by its name in the SDK such as "L4_X_4", or its slug.
-        studio: run in a copy of this Studio's environment, by its name or id; "": of the one that this program runs
-            in, if there is one and no image is named.
+        studio: run in a copy of this Studio's environment, by its name or id; "": the Studio that this program runs in,
+            if there is one and no image is named.
         image: run in this container image instead.
-        teamspace: by its name or id; "": that of this Studio, or the only one of the user.
-        account: the cloud account; "": that of the Studio, or what the teamspace prefers.
-        interruptible: whether cheaper machines are asked for, which the platform may take away.
-        way: "group": hosts that are asked for at once are one multi-machine job, which the platform places together.
-            "single": each host is a job of its own.
-        address: by which workers are reached: their "own" first one, which they listen at, or the "private" or
-            "public" one by which the platform knows the machine.
-        port: where workers listen; 0: any free port.
+        teamspace: the teamspace, by its name or id; "": that of this Studio, or the only one of the user.
+        account: the cloud account; "": that of the Studio, or the preferred one of the teamspace.
+        interruptible: whether to request cheaper machines, which the platform may take away.
+        way: "group": hosts that are requested together are one multi-machine job, which the platform places together.
+            "single": each host is a separate job.
+        address: the address by which workers are reached: their "own" first one, at which they listen, or the "private"
+            or "public" one that the platform knows for the machine.
+        port: the port at which workers listen; 0: any free port.
         image_secret: the name of the platform's secret with the login for a private image.
     """
 
@@ -146,7 +146,7 @@ class LightningLauncher(Launcher):
         self._port = port
         self._image_secret = image_secret
         self._client: LightningCloud | None = None
-        self._said: dict[str, WorkerAnnouncement] = {}  # by the ids of machines; what was announced once stays true
+        self._said: dict[str, WorkerAnnouncement] = {}  # by machine id; an announcement stays valid
 
     def options(self) -> dict[str, Any]:
         """See ``Launcher``."""
@@ -178,7 +178,7 @@ class LightningLauncher(Launcher):
         return self._ticket(request.command.job, request.hosts, data)
 
     def more(self, ticket: Ticket, count: int, request: LaunchRequest) -> Ticket:
-        """See ``Launcher``. A job has no free places: these are new jobs."""
+        """See ``Launcher``. A job has no free slots, so this creates new jobs."""
         data = _data(ticket)
         self._new(data, ticket.hosts, LaunchRequest(count, request.command, request.resources, request.name))
         return self._ticket(ticket.job, ticket.hosts + count, data)
@@ -187,7 +187,7 @@ class LightningLauncher(Launcher):
         return Ticket(launcher=self.name, job=job, hosts=hosts, data=msgspec.to_builtins(data))
 
     def _new(self, data: _Data, first: int, request: LaunchRequest) -> None:
-        """Ask for jobs for hosts from this number on; if one is refused, none is left."""
+        """Submit jobs for hosts from this number on. If one is rejected, all are removed."""
         together = self._way == "group" and request.hosts > 1
         spec = self._environment(data.teamspace, request)
         new: list[_Part] = []
@@ -207,7 +207,7 @@ class LightningLauncher(Launcher):
         data.parts += new
 
     def _environment(self, teamspace: str, request: LaunchRequest) -> dict[str, Any]:
-        """What a job of this request runs on, as the fields of the SDK's ``V1JobSpec``."""
+        """Return the environment of a job of this request, as fields of the SDK's ``V1JobSpec``."""
         wishes = request.resources
         machine, gpus = self._cloud.machine(self._machine)
         if gpus is not None and wishes.gpus > gpus:
@@ -239,10 +239,10 @@ class LightningLauncher(Launcher):
             "cluster_id": account or self._cloud.default_account(teamspace),
             "instance_name": machine,
             "env": [self._cloud.models.V1EnvVar(name=name, value=value) for name, value in variables.items()],
-            # Jobs with the same one share a copy of the Studio.
+            # Jobs with the same id share a copy of the Studio.
             "run_id": request.command.job if studio else "",
             "spot": self._interruptible,
-            "max_run_attempts": 1,  # a worker that starts anew is another host
+            "max_run_attempts": 1,  # a restarted worker would be another host
         }
 
     # -- asking where they are ------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class LightningLauncher(Launcher):
         """See ``Launcher``."""
         data = _data(ticket)
         machines: dict[int, Any] = {}
-        waits: dict[int, str] = {}  # why the platform has not made a machine yet
+        waits: dict[int, str] = {}  # why the platform has not created a machine yet
         for part in data.parts:
             found = self._machines(data.teamspace, part)
             machines.update(found)
@@ -271,19 +271,19 @@ class LightningLauncher(Launcher):
         )
 
     def _machines(self, teamspace: str, part: _Part) -> dict[int, Any]:
-        """The jobs of the machines, by the numbers of their hosts; without those that it has not made yet."""
+        """Return the jobs of the machines by the numbers of their hosts, except machines that do not exist yet."""
         if not part.group:
             job = self._cloud.job(teamspace, part.id)
             return {part.first: job} if job is not None else {}
         return {part.first + (job.spec.rank or 0): job for job in self._cloud.machines(teamspace, part.id)}
 
     def _machine_of(self, data: _Data, host: int) -> Any:
-        """The job of the machine of a host; None if there is none."""
+        """Return the job of the machine of a host; None if there is none."""
         part = next((part for part in data.parts if host in part.hosts), None)
         return None if part is None else self._machines(data.teamspace, part).get(host)
 
     def _read(self, teamspace: str, jobs: list[str]) -> None:
-        """Look for the announcements of machines in their logs."""
+        """Find the announcements of machines in their logs."""
         unknown = [job for job in jobs if job not in self._said]
         if unknown:
             for line in self._cloud.log(teamspace, unknown, query="monarch_kernel"):
@@ -315,7 +315,7 @@ class LightningLauncher(Launcher):
         return HostStatus(host=number, state=HostPhase.GONE, name=job.name, reason=reason, exit_code=code, failed=True)
 
     def _end_of(self, teamspace: str, job: str) -> tuple[int | None, str]:
-        """The exit code of a worker, and the last line that it wrote."""
+        """Return the exit code of a worker, and the last line that it wrote."""
         code, last = None, ""
         for line in self._cloud.log(teamspace, [job]):
             found = _CODE.search(line.text)
@@ -336,7 +336,7 @@ class LightningLauncher(Launcher):
     # -- ending ---------------------------------------------------------------------------------------
 
     def end(self, ticket: Ticket, hosts: Sequence[int] | None = None) -> None:
-        """See ``Launcher``. A multi-machine job is stopped with its last host; until then, single machines are."""
+        """See ``Launcher``. A multi-machine job is stopped with its last host; before, single machines are."""
         data = _data(ticket)
         ending = set(range(ticket.hosts) if hosts is None else hosts)
         status = self.poll(ticket)
@@ -374,13 +374,13 @@ class LightningLauncher(Launcher):
 
     @classmethod
     def found(cls, *, own_process: bool) -> list[tuple[Launcher, Ticket]]:
-        """See ``Launcher``. Those in all teamspaces of the user, by their names and commands."""
+        """See ``Launcher``. Finds jobs in all teamspaces of the user, by their names and commands."""
         if importlib.util.find_spec("lightning_sdk") is None:
             return []
         launcher = cls()
         try:
             cloud = launcher._cloud
-        except SubmissionRefusedError:  # not logged in
+        except SubmissionRefusedError:  # the user is not logged in
             return []
         found: list[tuple[Launcher, Ticket]] = []
         for teamspace in cloud.teamspaces():
@@ -413,10 +413,10 @@ def _are_gone(status: JobStatus, hosts: Iterable[int]) -> bool:
 
 
 def _script(first: int, request: LaunchRequest, port: int) -> Script:
-    """The command of a job, for sh and bash, with and without ``set -ex``. It has no secret.
+    """Build the command of a job, for sh and bash, with and without ``set -ex``. It contains no secret.
 
-    Its environment has the key. The worker reads it from a pipe, and no process that runs on has it: a program in the
-    place of this shell removes it.
+    The key is in the environment of the command. The worker reads it from a pipe, and no process that continues to run
+    has it: a program that replaces this shell removes it.
     """
     limit = request.resources.walltime
     argv = request.command.argv(_ADDRESS, key=KeyWay.STDIN, announce=("-",), walltime=limit)
@@ -456,7 +456,7 @@ exec sh -c @{inner}
 
 
 def _mark(job: str) -> str:
-    """How a worker's mark begins, in the environment that its command gives it."""
+    """Return the beginning of a worker's mark in the environment that its command sets."""
     return f"{MARKER}={job}."
 
 
@@ -465,31 +465,31 @@ def _group_lives(group: Any) -> bool:
 
 
 def inside_studio(studio: str) -> bool:
-    """Whether this program runs in the Studio of this name or id; "": in any."""
+    """Return whether this program runs in the Studio of this name or id; "": in any Studio."""
     here = os.environ.get(STUDIO, "")
     return bool(here) and studio in ("", here, os.environ.get("LIGHTNING_CLOUD_SPACE_NAME", ""))
 
 
 class LightningJob(EngineJob):
-    """Hosts from the Lightning platform: machines that it gives a job, with a worker on each (``docs/lightning.md``).
+    """Hosts from the Lightning platform: machines of a job, with a worker on each (``docs/lightning.md``).
 
     Args:
         meshes: the number of hosts of each mesh, by its name.
         machine: the type of machine, by its name in ``lightning_sdk.Machine`` ("L4_X_4"), or its slug.
-        studio: run in a copy of this Studio's environment, by its name or id; by default of the one that this program
+        studio: run in a copy of this Studio's environment, by its name or id; by default the Studio that this program
             runs in, if there is one.
         image: run in this container image instead; it needs monarch_kernel, ``sh`` and ``hostname``.
-        teamspace: by its name or id; by default that of this Studio, or the only one of the user.
-        account: the cloud account; by default that of the Studio, or what the teamspace prefers.
-        interruptible: whether cheaper machines are asked for, which the platform may take away.
-        time_limit: after how long the workers end (seconds); 0: never.
+        teamspace: the teamspace, by its name or id; by default that of this Studio, or the only one of the user.
+        account: the cloud account; by default that of the Studio, or the preferred one of the teamspace.
+        interruptible: whether to request cheaper machines, which the platform may take away.
+        time_limit: the time after which the workers end (seconds); 0: never.
         way: "group" or "single"; see ``LightningLauncher``.
         address: "own", "private" or "public"; see ``LightningLauncher``.
-        port: where workers listen; 0: any free port.
+        port: the port at which workers listen; 0: any free port.
         image_secret: the name of the platform's secret with the login for a private image.
-        python: the interpreter on the machines; by default the path of this one in the Studio that this program runs
-            in, and else "python".
-        options: those of ``EngineJob``. The platform shows ``env`` to all who may read the job.
+        python: the interpreter on the machines; by default the path of this process's interpreter if they use the
+            Studio that this program runs in, else "python".
+        options: those of ``EngineJob``. The platform shows ``env`` to all users who may read the job.
     """
 
     def __init__(

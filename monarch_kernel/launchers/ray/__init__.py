@@ -1,4 +1,4 @@
-"""Hosts from Ray."""
+"""Get hosts from Ray."""
 
 from monarch_kernel.launchers.ray.launcher import RayLauncher
 

@@ -1,4 +1,4 @@
-"""Queries to Ray, as values of this package: connection, placement groups, nodes, autoscaler."""
+"""Query Ray, with results as values of this package: connection, placement groups, nodes, autoscaler."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from typing import Any
 from monarch_kernel.launchers.base import LaunchError
 from monarch_kernel.launchers.tunnel import reaches
 
-#: The namespace of our actors, in whatever namespace a program works.
+#: The namespace of this package's actors, whatever namespace a program uses.
 NAMESPACE = "monarch_kernel"
-#: How bundles may lie on nodes.
+#: The strategies by which bundles are placed on nodes.
 STRATEGIES = ("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK")
-#: Where ``ray start`` notes the address of the cluster that a machine belongs to.
+#: The file in which ``ray start`` records the address of the cluster that a machine belongs to.
 _CURRENT = "/tmp/ray/ray_current_cluster"
 #: The order in which resources are shown, before custom ones.
 _ORDER = ("CPU", "GPU", "memory")
-#: Resources that Ray gives nodes for its own use.
+#: Resources that Ray assigns to nodes for internal use.
 _INTERNAL = ("node:", "object_store_memory", "bundle_group")
 _NO_CLIENT = (
     "hosts cannot be had through Ray's client; run the program on a machine of the cluster, as 'ray job submit' does, "
     "or name the cluster's own address (HOST:6379), if this machine reaches it and the nodes"
 )
-#: How long the port of a cluster may take to answer, before this process connects to it (seconds).
+#: The time limit for the port of a cluster to answer, before this process connects to it (seconds).
 _DIAL_TIME = 1.0
-#: A process can be connected to one cluster only, and by one thread.
+#: A process can be connected to one cluster only, and only one thread may connect.
 _connecting = threading.Lock()
 
 
-#: How long the control store may take to answer (seconds).
+#: The time limit for the control store to answer (seconds).
 _AUTOSCALER_TIMEOUT = 2
 
 
 @dataclass(frozen=True)
 class RayNode:
-    """A node of the cluster: its id, what to call it, whether it is alive and if not, why; what it has in all."""
+    """A node of the cluster: its id, name, whether it is alive, why not, and its total resources."""
 
     id: str
     name: str
@@ -53,14 +53,16 @@ class RayNode:
     resources: Mapping[str, float]
 
     def fits(self, bundle: Mapping[str, float]) -> int:
-        """The number of such bundles that it could hold if it were empty."""
+        """Return the number of such bundles that it could hold if it were empty."""
         return min((int(self.resources.get(name, 0.0) / amount) for name, amount in bundle.items()), default=0)
 
 
 @dataclass(frozen=True)
 class RayGroup:
-    """A placement group: its id, name and state, how far Ray is with it, what each bundle has, their nodes ("": none
-    yet)."""
+    """A placement group: its id, name and state, scheduling progress, the resources of a bundle, and their nodes.
+
+    "" stands for a node that is not assigned yet.
+    """
 
     id: str
     name: str
@@ -71,10 +73,10 @@ class RayGroup:
 
 
 def load() -> Any:
-    """Ray's package.
+    """Import Ray's package.
 
     Raises:
-        LaunchError: it is not installed.
+        LaunchError: the package is not installed.
     """
     try:
         return importlib.import_module("ray")
@@ -86,21 +88,21 @@ def load() -> Any:
 
 
 def check_address(address: str) -> None:
-    """Refuse an address of Ray's client.
+    """Reject an address of Ray's client.
 
     Raises:
-        ValueError: it is one.
+        ValueError: it is such an address.
     """
     if address.startswith("ray://"):
         raise ValueError(f"{address}: {_NO_CLIENT}")
 
 
 def connect(address: str) -> Any:
-    """Ray's package, connected to a cluster: that of the program if it has one, else the one at this address.
+    """Connect to a cluster, and return Ray's package: to the program's cluster if it has one, else to this address.
 
     Raises:
         ConnectionError: there is no cluster, or this process is connected to another one.
-        LaunchError: the package is not installed, or does not fit the cluster; or this process is, or would be,
+        LaunchError: the package is not installed, or is incompatible with the cluster; or this process is, or would be,
             connected as Ray's client.
     """
     ray = load()
@@ -126,7 +128,7 @@ def _connected(ray: Any, address: str) -> Any:
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     try:
-        # What others write into Ray's logs is not this program's output.
+        # The output of other programs in Ray's logs is not output of this program.
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
     except (ConnectionError, OSError):
         raise
@@ -134,7 +136,7 @@ def _connected(ray: Any, address: str) -> Any:
         raise LaunchError(f"Ray at {address} refused: {e}") from e
     finally:
         if main and signal.getsignal(signal.SIGTERM) is not before:
-            signal.signal(signal.SIGTERM, before)  # Ray ends the program by it, without its clean-up
+            signal.signal(signal.SIGTERM, before)  # Ray's handler would end the program without its clean-up
     return ray
 
 
@@ -145,7 +147,7 @@ def _is_client() -> bool:
 
 
 def connected(*, may_connect: bool) -> Any:
-    """Ray's package, if this program is connected to a cluster, or may be and there is one that answers; else None."""
+    """Return Ray's package if this program is connected, or may connect to a cluster that answers; else None."""
     if importlib.util.find_spec("ray") is None:
         return None
     ray: Any = sys.modules.get("ray")
@@ -156,27 +158,27 @@ def connected(*, may_connect: bool) -> Any:
             address = local_address()
         except ConnectionError:
             return None
-        # Ray would wait for long for a cluster that has ended, and starts one that is called "local".
+        # Ray would wait long for a cluster that has ended, and starts a new one for the address "local".
         if not re.fullmatch(r"[^/]+:\d+", address) or not reaches(f"tcp://{address}", _DIAL_TIME):
             return None
     return connect("")
 
 
 def address_here(ray: Any) -> str:
-    """The address of the cluster that this process is connected to; "" if Ray does not report it."""
+    """Return the address of the cluster that this process is connected to; "" if Ray does not report it."""
     with contextlib.suppress(Exception):
         return ray.get_runtime_context().gcs_address or ""
     return ""
 
 
 def local_address() -> str:
-    """The address of the cluster that ``RAY_ADDRESS`` names, or that this machine belongs to.
+    """Return the address of the cluster that ``RAY_ADDRESS`` names, or that this machine belongs to.
 
-    Ray itself would take any cluster that any user has started here, and so their objects: only one of this user or of
-    root is trusted.
+    Ray itself would accept a cluster that any user has started here, and therefore untrusted objects. Only a cluster of
+    this user or of root is trusted.
 
     Raises:
-        ConnectionError: there is none.
+        ConnectionError: there is no such cluster.
     """
     if named := os.environ.get("RAY_ADDRESS", ""):
         return named
@@ -193,10 +195,10 @@ def local_address() -> str:
 
 
 def nodes(ray: Any) -> dict[str, RayNode]:
-    """All nodes by their ids, dead ones included."""
+    """Return all nodes by their ids, including dead ones."""
     found: dict[str, RayNode] = {}
     for row in ray.nodes():
-        # Ray calls a node by its address unless told (--node-name).
+        # Ray names a node by its address unless --node-name is set.
         given = row.get("NodeName", "")
         name = given if given and given != row["NodeManagerAddress"] else row["NodeManagerHostname"]
         found[row["NodeID"]] = RayNode(
@@ -206,7 +208,7 @@ def nodes(ray: Any) -> dict[str, RayNode]:
 
 
 def groups(ray: Any) -> dict[str, RayGroup]:
-    """All placement groups by their ids."""
+    """Return all placement groups by their ids."""
     found: dict[str, RayGroup] = {}
     for number, row in ray.util.placement_group_table().items():
         at = row["bundles_to_node_id"]
@@ -218,8 +220,8 @@ def groups(ray: Any) -> dict[str, RayGroup]:
 
 
 def handle(ray: Any, group: str) -> Any:
-    """Ray's object for a placement group."""
-    # Of ``ray.util``, that name is the function.
+    """Return Ray's object for a placement group."""
+    # In ``ray.util``, this name is the function.
     module = importlib.import_module("ray.util.placement_group")
     return module.PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group)))
 
@@ -227,10 +229,10 @@ def handle(ray: Any, group: str) -> Any:
 def make_group(
     ray: Any, name: str, bundle: Mapping[str, float], count: int, strategy: str, apart_from: Collection[str]
 ) -> str:
-    """Ask for a placement group that outlives this program; returns its id.
+    """Request a placement group that outlives this program. Return its id.
 
     Args:
-        apart_from: nodes on which none of its bundles may be.
+        apart_from: nodes that must not have any of its bundles.
     """
     more: dict[str, Any] = {}
     if apart_from:
@@ -240,7 +242,7 @@ def make_group(
 
 
 def could_fit(nodes: Sequence[RayNode], bundle: Mapping[str, float], count: int, strategy: str) -> bool:
-    """Whether these nodes could have so many bundles if nothing else were there."""
+    """Return whether these nodes could hold this many bundles if they were empty."""
     fits = [node.fits(bundle) for node in nodes if node.alive]
     if strategy == "STRICT_SPREAD":
         return sum(fit > 0 for fit in fits) >= count
@@ -250,12 +252,12 @@ def could_fit(nodes: Sequence[RayNode], bundle: Mapping[str, float], count: int,
 
 
 def amounts(resources: Mapping[str, float]) -> str:
-    """Resources as they are shown: ``CPU 4, GPU 2``."""
+    """Format resources: ``CPU 4, GPU 2``."""
     return ", ".join(f"{name} {_amount(name, resources[name])}" for name in _ordered(resources))
 
 
 def lacking(ray: Any, bundle: Mapping[str, float]) -> str:
-    """What of the resources of a bundle the cluster has and has free, in all."""
+    """Describe the free and total amounts in the cluster of the resources of a bundle."""
     has, free = ray.cluster_resources(), ray.available_resources()
     return ", ".join(
         f"{name} {_amount(name, free.get(name, 0.0))} of {_amount(name, has.get(name, 0.0))}"
@@ -264,7 +266,7 @@ def lacking(ray: Any, bundle: Mapping[str, float]) -> str:
 
 
 def offered(nodes: Sequence[RayNode], bundle: Mapping[str, float]) -> str:
-    """What the living nodes have, alike ones as one: ``2 nodes with CPU 4, GPU 2``. Memory only if wanted."""
+    """Describe the living nodes, equal ones merged: ``2 nodes with CPU 4, GPU 2``. Memory only if requested."""
     counts: dict[str, int] = {}
     for node in nodes:
         if node.alive:
@@ -290,25 +292,25 @@ def _amount(name: str, value: float) -> str:
     return f"{value / 2**30:.3g} GiB" if name == "memory" else f"{value:g}"
 
 
-#: Where the first version notes what it does, and why it has ended.
+#: The keys under which the first version records its activity, and why it has ended.
 _STATUS, _ERROR = "__autoscaling_status", "__autoscaling_error"
 
 
 def autoscaler_says(address: str, group: str) -> str:
-    """Describe what the autoscaler does while a placement group waits, whichever of Ray's two it is.
+    """Describe what the autoscaler does while a placement group waits, for both of Ray's versions.
 
-    Nodes that it launches and those that it could not, and whether it can add nodes for the group at all; "" if there
-    is none, it does nothing, or it does not answer: the text is only shown.
+    This lists nodes that it launches or failed to launch, and whether it can add nodes for the group at all. "" if
+    there is no autoscaler, it does nothing, or it does not answer: the text is only displayed.
 
     Args:
-        address: of the cluster, to which this process is connected.
+        address: the address of the cluster to which this process is connected.
         group: the id of the placement group.
     """
     parts: list[str] = []
     for ask in (_second_version, _first_version):
         try:
             parts += ask(address, group)
-        except Exception:  # of Ray's insides, in whatever version
+        except Exception:  # an error in Ray's internals, of any version
             continue
     return "; ".join(f"the autoscaler {part}" for part in parts)
 
@@ -328,7 +330,7 @@ def _second_version(address: str, group: str) -> list[str]:
     parts += _listed(
         "could not launch", [f"{each.ray_node_type_name}: {each.reason}" for each in state.failed_instance_requests]
     )
-    # Ray's own words are in its logs only.
+    # Ray reports the reason only in its logs.
     if any(each.details.startswith(group) for each in state.infeasible_gang_resource_requests):
         parts.append("has no available node types that can fulfill it")
     return parts

@@ -1,7 +1,7 @@
 """The Ray actor that owns the worker of a host.
 
-Ray sends the class by value, so this module imports nothing of ours: the interpreter of Ray's own workers need not have
-this package.
+Ray sends the class by value, so this module imports nothing from this package: the interpreter of Ray's workers need
+not have it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any
 
-#: Stands for the address of the node in the command line of a worker.
+#: A placeholder for the address of the node in the command line of a worker.
 ADDRESS = "NODE_ADDRESS"
-#: How many lines of output of a worker are kept.
+#: The number of lines of a worker's output that are kept.
 _LINES = 1000
-#: How long a worker may take to end in good order (seconds).
+#: The time limit for a worker to end in good order (seconds).
 _GRACE = 6.0
-#: How long the places of a job are held after its last worker has failed, for a replacement (seconds).
+#: How long the bundles of a job are kept after its last worker has failed, for a replacement (seconds).
 _HOLD = 60.0
 #: How long an answer waits for the announcement of a worker (seconds).
 _START_GLANCE = 0.5
-#: How often the actor of a worker that has ended looks whether all others have, too (seconds).
+#: The interval at which the actor of an ended worker checks whether all others have ended, too (seconds).
 _PAUSE = 1.0
-#: Set by Ray for the process of the actor only: ranks are no workers of Ray, and have a debugger of their own.
+#: Variables that Ray sets only for the actor's process: ranks are no Ray workers, and have a separate debugger.
 _RAYS_OWN = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_LD_PRELOAD_ON_WORKERS", "SPT_NOENV")
 
 
@@ -42,10 +42,10 @@ class HostActor:
         host: the number of the host.
         group: the id of its placement group.
         argv: the command of the worker; ``ADDRESS`` in it is replaced by the address of the node.
-        stdin: what the worker reads: its key and environment variables.
+        stdin: the input of the worker: its key and environment variables.
         mark: environment variables by which its processes are found.
         own_python: whether it runs in the interpreter of this actor.
-        hold: how long the places of the job are held at most after its last worker has failed (seconds).
+        hold: the maximum time that the bundles of the job are kept after its last worker has failed (seconds).
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class HostActor:
         environment = {name: value for name, value in os.environ.items() if name not in _RAYS_OWN} | mark
         if environment.get("PYTHONBREAKPOINT", "").startswith("ray."):
             del environment["PYTHONBREAKPOINT"]
-        # Its other end is open as long as this process lives, however that ends; the worker ends with it.
+        # Its other end stays open as long as this process lives, however it ends. The worker ends with it.
         lifeline, self._lifeline = os.pipe()
         try:
             self._process = subprocess.Popen(
@@ -100,7 +100,7 @@ class HostActor:
         threading.Thread(target=self._outlive, daemon=True).start()
 
     def told(self) -> dict[str, Any]:
-        """Where the worker is: plain data. Waits a moment for one that starts."""
+        """Return the state of the worker as plain data. Waits a moment for a worker that is starting."""
         end = time.monotonic() + _START_GLANCE
         while not self._said and self._code is None and time.monotonic() < end:
             time.sleep(0.01)
@@ -114,11 +114,11 @@ class HostActor:
         }
 
     def log(self, lines: int) -> str:
-        """The last lines that the worker has written."""
+        """Return the last lines that the worker has written."""
         return b"\n".join(list(self._lines)[-lines:]).decode(errors="replace") if lines > 0 else ""
 
     def held(self) -> float | None:
-        """How long this host still wants the places of the job to be held (seconds); None: as long as it lives."""
+        """Return how long this host still needs the bundles of the job (seconds); None: as long as it lives."""
         if self._code is None:
             return None
         if self._code == 0 or self._stopped:
@@ -132,7 +132,7 @@ class HostActor:
         if process is None:
             return
         end = time.monotonic() + _GRACE
-        if self._said:  # only the worker is told: it ends its ranks
+        if self._said:  # signal only the worker, which ends its ranks
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
             while self._code is None and time.monotonic() < end:
@@ -153,13 +153,13 @@ class HostActor:
         reader.start()
         with process.stdout as out:
             for line in out:
-                # The announcement is one line; anything else of a wrapper is part of the log.
+                # The announcement is one line. Any other output of a wrapper is part of the log.
                 if line.lstrip().startswith(b"{"):
                     self._said += line
                 else:
                     self._lines.append(line.rstrip(b"\n"))
         code = process.wait()
-        reader.join(0.5)  # its processes may have the same output, and outlive it for a moment
+        reader.join(0.5)  # its processes may share the output, and outlive it for a moment
         self._note_end(code)
 
     def _read(self, output: IO[bytes]) -> None:
@@ -172,7 +172,7 @@ class HostActor:
         self._code = code
 
     def _outlive(self) -> None:
-        """Stay after the worker to tell of it, and free the places of the job when no worker of it lives any more."""
+        """Stay after the worker to report its end, and release the job's bundles once none of its workers is alive."""
         while self._code is None:
             time.sleep(0.05)
         while not self._all_ended():
@@ -182,10 +182,10 @@ class HostActor:
         for group, row in ray.util.placement_group_table().items():
             if row["name"].startswith(f"monarch_kernel-{self._job}-") and row["state"] != "REMOVED":
                 held = groups.PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group)))
-                ray.util.remove_placement_group(held)  # it ends this process, too
+                ray.util.remove_placement_group(held)  # this ends the current process, too
 
     def _all_ended(self) -> bool:
-        """Whether all hosts of the job have ended, as the first of them finds; the others leave it to that one."""
+        """Return whether all hosts of the job have ended. Only the first host checks this."""
         ray = self._ray
         try:
             named = ray.util.list_named_actors(all_namespaces=True)
@@ -200,5 +200,5 @@ class HostActor:
             others = [ray.get_actor(name, namespace=namespace) for name in hosts if name != f"{self._job}.{self._host}"]
             left = [self.held(), *ray.get([other.held.remote() for other in others], timeout=_GRACE)]
         except Exception:
-            return False  # Ray is asked again: one has ended meanwhile, starts, or does not answer
+            return False  # Ray is queried again: an actor has ended meanwhile, is starting, or does not answer
         return all(seconds is not None and seconds <= 0 for seconds in left)

@@ -1,4 +1,4 @@
-"""Hosts from Ray: a placement group with a bundle for each, in which an actor owns the worker."""
+"""Get hosts from Ray: a placement group with a bundle for each host, in which an actor owns the worker."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from monarch_kernel.launchers.ray.cluster import NAMESPACE, STRATEGIES, RayGroup
 from monarch_kernel.launchers.registry import this_user
 from monarch_kernel.launchers.tunnel import reaches
 
-#: How long actors that have answered before may take to answer again (seconds).
+#: The time limit for actors that have answered before to answer again (seconds).
 _ANSWER_TIME = 2.0
-#: The same for those whose workers have not started yet.
+#: The same for actors whose workers have not started yet.
 _GLANCE = 0.25
-#: How long Ray may take to say why a placement group cannot be (seconds).
+#: The time limit for Ray to report why a placement group is infeasible (seconds).
 _VERDICT_TIME = 1.0
-#: How long the port of a worker may take to answer (seconds).
+#: The time limit for the port of a worker to answer (seconds).
 _DIAL_TIME = 1.0
-#: How long an actor may take to end its worker (seconds).
+#: The time limit for an actor to end its worker (seconds).
 _STOP_TIME = 15.0
-#: The name of a placement group: its job, its number there, and the user who asked for it.
+#: The pattern of the name of a placement group: its job, its number in the job, and the user who requested it.
 _NAME = re.compile("monarch_kernel-([0-9a-f]+)-([0-9]+)-(.*)")
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """Where a host is: the number of its placement group in the ticket, and its bundle there."""
+    """The placement of a host: the number of its placement group in the ticket, and its bundle in that group."""
 
     group: int
     bundle: int
@@ -63,7 +63,7 @@ class _Group(msgspec.Struct, frozen=True):
 
 
 class _Data(msgspec.Struct):
-    """What the tickets of this launcher hold: the address of the cluster, placement groups, the places of all hosts."""
+    """The data in tickets of this launcher: the cluster's address, placement groups, and placements of hosts."""
 
     address: str
     groups: list[_Group]
@@ -71,7 +71,7 @@ class _Data(msgspec.Struct):
 
 
 class _Told(msgspec.Struct):
-    """What an actor has told of its worker; see ``HostActor.told``."""
+    """The report of an actor about its worker; see ``HostActor.told``."""
 
     node: str
     group: str
@@ -82,19 +82,20 @@ class _Told(msgspec.Struct):
 
 
 class RayLauncher(Launcher):
-    """Asks Ray for a placement group with a bundle for each host, and has an actor run a worker in each.
+    """Requests a placement group from Ray with a bundle for each host. An actor in each bundle runs a worker.
 
-    A program that is connected to a Ray cluster stays connected to that one; otherwise this connects it.
+    A program that is connected to a Ray cluster stays connected to it; otherwise this class connects it.
 
     Args:
-        address: of the cluster, as for ``ray.init``; "": the one that ``RAY_ADDRESS`` names, or of this machine.
-        strategy: how bundles lie on nodes: "STRICT_SPREAD" (each on a node of its own), "SPREAD", "PACK" or
+        address: the address of the cluster, as for ``ray.init``; "": that of ``RAY_ADDRESS``, or of this machine's
+            cluster.
+        strategy: the placement of bundles on nodes: "STRICT_SPREAD" (each on a separate node), "SPREAD", "PACK" or
             "STRICT_PACK".
-        spares: how many more bundles the placement group has, in which lost hosts are replaced at once.
-        port: where workers listen; 0: any free port.
-        autoscaling: whether nodes may be added to the cluster, so that a request waits that none of its nodes can
-            fulfil, instead of being refused.
-        runtime_env: of the actors, as Ray has it; by default that of the program.
+        spares: the number of additional bundles of the placement group, in which lost hosts are replaced at once.
+        port: the port at which workers listen; 0: any free port.
+        autoscaling: whether nodes may be added to the cluster. A request that no present node can fulfil then waits,
+            instead of being rejected.
+        runtime_env: Ray's runtime environment of the actors; by default that of the program.
     """
 
     name = "ray"
@@ -136,8 +137,8 @@ class RayLauncher(Launcher):
         self._autoscaling = autoscaling
         self._runtime_env = None if runtime_env is None else dict(runtime_env)
         self._actors: dict[str, Any] = {}
-        self._asked: dict[str, Any] = {}  # answers that have not come yet
-        self._answered: dict[str, _Told] = {}  # the last ones that have
+        self._asked: dict[str, Any] = {}  # queries that are not answered yet
+        self._answered: dict[str, _Told] = {}  # the latest answers
 
     def options(self) -> dict[str, Any]:
         """See ``Launcher``."""
@@ -199,7 +200,7 @@ class RayLauncher(Launcher):
     def _add_group(
         self, ray: Any, data: _Data, request: LaunchRequest, first: int, hosts: int, bundles: int, apart: Iterable[str]
     ) -> None:
-        """Ask for a new placement group for hosts from this number on."""
+        """Request a new placement group for hosts from this number on."""
         bundle = _bundle(request)
         nodes = ray_cluster.nodes(ray)
         apart = set(apart)
@@ -225,7 +226,7 @@ class RayLauncher(Launcher):
             self._start(ray, data, request, first + number)
 
     def _start(self, ray: Any, data: _Data, request: LaunchRequest, host: int) -> None:
-        """Have an actor made that runs the worker of a host, as soon as its bundle is there."""
+        """Create an actor that runs the worker of a host once its bundle is available."""
         ray.cloudpickle.register_pickle_by_value(ray_host)
         command, needs = request.command, request.resources
         place = data.places[host]
@@ -260,8 +261,11 @@ class RayLauncher(Launcher):
         self._actors[_mark(command.job, host)] = actor
 
     def _free(self, ray: Any, ticket: Ticket, data: _Data, status: JobStatus) -> list[_Place]:
-        """The places in which no host lives: first those that had none, then those whose actor still answers, and
-        last those that Ray has to move to another node."""
+        """Return the bundles in which no host runs.
+
+        First come those that had none, then those whose actor still answers, and finally those that Ray must move to
+        another node.
+        """
         groups = ray_cluster.groups(ray)
         last: dict[_Place, int] = {place: host for host, place in enumerate(data.places)}
         free: list[tuple[int, _Place]] = []
@@ -306,22 +310,25 @@ class RayLauncher(Launcher):
         return JobStatus(tuple(found[host] for host in range(ticket.hosts)))
 
     def _waits_for(self, ray: Any, data: _Data, group: RayGroup) -> str:
-        """Why a placement group has no nodes yet."""
+        """Describe why a placement group has no nodes yet."""
         asked = f"{len(group.nodes)} x ({ray_cluster.amounts(group.bundle)}), {self._strategy}"
         why = f"{group.scheduling}: {asked}; free in the cluster: {ray_cluster.lacking(ray, group.bundle)}"
         said = autoscaler_says(data.address, group.id)
         return f"{why}; {said}" if said else why
 
     def _ask(self, ray: Any, ticket: Ticket, hosts: Sequence[int]) -> tuple[dict[int, str], set[int]]:
-        """Ask actors where their workers are. Returns why those are gone that cannot be asked any more, and those that
-        have answered before and do not now."""
+        """Query actors for the state of their workers.
+
+        Returns why some are gone and can no longer be queried, and which of the others have answered before but not
+        now.
+        """
         errors: dict[int, str] = {}
         silent: set[int] = set()
         refs: dict[int, Any] = {}
         for host in hosts:
             mark = _mark(ticket.job, host)
             if (told := self._answered.get(mark)) is not None and told.code is not None:
-                continue  # it has nothing more to tell
+                continue  # it has nothing more to report
             try:
                 if mark not in self._asked:
                     self._asked[mark] = self._actor(ray, ticket, host).told.remote()
@@ -359,7 +366,7 @@ class RayLauncher(Launcher):
         error: str | None,
         silent: bool,
     ) -> HostStatus:
-        """The status of a host whose placement group is there, or is being moved."""
+        """Return the status of a host whose placement group is ready, or is being moved."""
         mark = _mark(ticket.job, host)
         told = self._answered.get(mark)
         if error is not None and (told is None or told.code is None):
@@ -414,14 +421,14 @@ class RayLauncher(Launcher):
         return told is not None and bool(told.said)
 
     def _actor(self, ray: Any, ticket: Ticket, host: int) -> Any:
-        """The actor of a host. Raises ``ValueError`` if it has ended."""
+        """Return the actor of a host. Raises ``ValueError`` if it has ended."""
         mark = _mark(ticket.job, host)
         if mark not in self._actors:
             self._actors[mark] = ray.get_actor(mark, namespace=NAMESPACE)
         return self._actors[mark]
 
     def log(self, ticket: Ticket, host: int, lines: int = 100) -> str:
-        """See ``Launcher``. It is with the actor, and so lost with its node."""
+        """See ``Launcher``. The actor keeps the log, so it is lost with its node."""
         ray = ray_cluster.connect(_data(ticket).address)
         try:
             return ray.get(self._actor(ray, ticket, host).log.remote(lines), timeout=_DIAL_TIME)
@@ -433,7 +440,7 @@ class RayLauncher(Launcher):
     # -- ending ---------------------------------------------------------------------------------------
 
     def end(self, ticket: Ticket, hosts: Sequence[int] | None = None) -> None:
-        """See ``Launcher``. A placement group is removed with its last host; till then its places stay with the job."""
+        """See ``Launcher``. A placement group is removed with its last host; until then the job keeps its bundles."""
         data = _data(ticket)
         ray = ray_cluster.connect(data.address)
         ending = set(range(ticket.hosts) if hosts is None else hosts)
@@ -457,7 +464,7 @@ class RayLauncher(Launcher):
             for number in range(len(data.groups))
             if all(host in gone for host, place in enumerate(data.places) if place.group == number)
         }
-        # Those that wait, for nothing any more. The others stay to tell of their ends.
+        # End the actors that wait, now for nothing. The others stay to report the ends of their workers.
         queued = [host for host in ending if status.hosts[host].state is HostPhase.QUEUED]
         self._kill_actors(ray, ticket.job, queued)
         self._remove_groups(ray, [data.groups[number] for number in whole])
@@ -472,14 +479,17 @@ class RayLauncher(Launcher):
                 continue  # it has ended
 
     def _remove_groups(self, ray: Any, groups: Sequence[_Group]) -> None:
-        """Remove placement groups, and all actors in them. Does nothing for those that are removed."""
+        """Remove placement groups, and all actors in them. Does nothing for those that are already removed."""
         for group in groups:
             ray.util.remove_placement_group(ray_cluster.handle(ray, group.id))
 
     @classmethod
     def found(cls, *, own_process: bool) -> list[tuple[Launcher, Ticket]]:
-        """See ``Launcher``. Those in the cluster of this program, or of this machine for a command of ours, by the
-        names of their placement groups."""
+        """See ``Launcher``.
+
+        Finds jobs in the cluster of this program, or for a command of this package of this machine, by the names of
+        their placement groups.
+        """
         ray = ray_cluster.connected(may_connect=own_process)
         if ray is None:
             return []
@@ -497,7 +507,7 @@ class RayLauncher(Launcher):
         for job, groups in jobs.items():
             hosts = sorted(int(name.removeprefix(f"{job}.")) for name in actors if name.startswith(f"{job}."))
             data = _Data(address, [_Group(groups[at].id, len(groups[at].nodes)) for at in sorted(groups)], [])
-            # Which host is in which place is known to the record of the job only. Their order is that of their places.
+            # Only the record of the job contains the placement of each host. Hosts are listed in the order of bundles.
             places = [_Place(at, bundle) for at, group in enumerate(data.groups) for bundle in range(group.bundles)]
             data.places = [places[0]] * (max(hosts, default=-1) + 1)
             for host, place in zip(hosts, places):
@@ -508,7 +518,7 @@ class RayLauncher(Launcher):
 
 
 def _bundle(request: LaunchRequest) -> dict[str, float]:
-    """What the bundle of a host has. Ray gives no whole nodes, so each asks for a processor at least."""
+    """Return the bundle of a host. Ray does not assign whole nodes, so each bundle requests at least one processor."""
     needs = request.resources
     found: dict[str, float] = {"CPU": needs.cpus or 1}
     if needs.gpus:
@@ -533,30 +543,30 @@ def _data(ticket: Ticket) -> _Data:
 
 
 def _mark(job: str, host: int) -> str:
-    """The name of the actor of a host."""
+    """Return the name of the actor of a host."""
     return f"{job}.{host}"
 
 
 def _last_line(error: Exception) -> str:
-    """Ray's own words for the end of an actor, which it writes below a list of what the actor was."""
+    """Return Ray's reason for the end of an actor, which follows a description of the actor."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 
 
 class RayJob(EngineJob):
-    """Hosts from Ray: places of its nodes, with a worker in each (``docs/ray.md``).
+    """Hosts from Ray: bundles on its nodes, with a worker in each (``docs/ray.md``).
 
     Args:
         meshes: the number of hosts of each mesh, by its name. They are one placement group.
-        address: of the cluster, as for ``ray.init``. By default that to which the program is connected, that which
-            ``RAY_ADDRESS`` names, or that of this machine.
+        address: the address of the cluster, as for ``ray.init``. By default the cluster to which the program is
+            connected, the one that ``RAY_ADDRESS`` names, or that of this machine.
         cpus: processors of each host, as Ray counts them.
         gpus: devices of each host; Ray chooses them.
-        memory: of each host (bytes), as Ray counts it.
+        memory: the memory of each host (bytes), as Ray counts it.
         resources: custom resources of each host, such as ``{"TPU": 4}``.
-        strategy: "STRICT_SPREAD" (each host on a node of its own), "SPREAD", "PACK" or "STRICT_PACK".
-        spares: how many more places are asked for, in which lost hosts are replaced at once.
-        port: where workers listen; 0: any free port.
+        strategy: "STRICT_SPREAD" (each host on a separate node), "SPREAD", "PACK" or "STRICT_PACK".
+        spares: the number of additional bundles in which lost hosts are replaced at once.
+        port: the port at which workers listen; 0: any free port.
         autoscaling: whether nodes may be added to the cluster, so that a request waits which no node can fulfil.
         runtime_env: Ray's environment for the workers; by default that of the program.
         options: those of ``EngineJob``.

@@ -1,4 +1,4 @@
-"""Hosts from SkyPilot."""
+"""Get hosts from SkyPilot."""
 
 from monarch_kernel.launchers.sky.launcher import SkyLauncher
 

@@ -1,9 +1,9 @@
-"""Calls of SkyPilot's SDK for a launcher, in the interpreter that SkyPilot is installed in.
+"""Call SkyPilot's SDK for a launcher, in the interpreter in which SkyPilot is installed.
 
-A process of its own runs this text: one request a line of JSON on standard input, one answer a line on standard
-output. SkyPilot pins versions of packages that programs have themselves, prints, and unpickles what its API server
-sends; none of that belongs into a user's program. So nothing of this package is imported here, and the text holds for
-Python 3.9. It ends with standard input, or after a while without a question.
+A separate process runs this text: one request per line of JSON on standard input, one answer per line on standard
+output. SkyPilot pins versions of packages that programs also use, prints, and unpickles data from its API server. None
+of that belongs in a user's program. Nothing of this package is therefore imported here, and the text runs on Python
+3.9. The process ends with standard input, or after a while without a request.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-#: After how long without a question to end (seconds).
+#: The time without a request after which the process ends (seconds).
 _REST = 120.0
-#: States of a request to the API server in which nothing of it goes on.
+#: States of a request to the API server that has ended.
 _OVER = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
 class SkyCalls:
-    """What can be asked; each method takes and returns plain data."""
+    """The supported calls. Each method accepts and returns plain data."""
 
     def __init__(self) -> None:
         self._sky: Any = importlib.import_module("sky")
 
     def optimize(self, task: dict[str, Any]) -> None:
-        """Choose where a task could run. Raises SkyPilot's own error if it can run nowhere."""
+        """Check where a task could run. Raises SkyPilot's error if it can run nowhere."""
         dag = self._sky.Dag()
         dag.add(self._sky.Task.from_yaml_config(task))
         self._sky.get(self._sky.optimize(dag))
 
     def launch(self, task: dict[str, Any], cluster: str, retry: bool) -> str:
-        """Ask for a cluster that runs a task; returns the id of the request."""
+        """Request a cluster that runs a task. Return the id of the request."""
         found = self._sky.Task.from_yaml_config(task)
         return str(self._sky.launch(found, cluster_name=cluster, retry_until_up=retry))
 
     def request(self, request: str) -> dict[str, Any]:
-        """How far a request is. What it has raised is raised again."""
+        """Return the progress of a request. An exception of the request is raised again."""
         found = self._sky.api_status([request])
         if not found:
             return {"state": "", "words": ""}
@@ -52,7 +52,7 @@ class SkyCalls:
         return told
 
     def clusters(self, names: list[str] | None, refresh: bool) -> list[dict[str, Any]]:
-        """Clusters by their names, or all of this user, as far as there are any."""
+        """Return existing clusters by their names, or all of this user."""
         mode = self._sky.StatusRefreshMode
         found = self._sky.get(self._sky.status(names, refresh=mode.FORCE if refresh else mode.NONE))
         return [
@@ -66,21 +66,21 @@ class SkyCalls:
         ]
 
     def running(self) -> bool:
-        """Whether the API server runs; it is not started for this."""
+        """Return whether the API server runs. This call does not start it."""
         try:
             self._sky.api_info()
-        except Exception:  # whatever it is, it does not answer
+        except Exception:  # with any error, it does not answer
             return False
         return True
 
     def job(self, cluster: str, job: int | None) -> str:
-        """The state of a job of a cluster, by default of its last one; "": there is none."""
+        """Return the state of a job of a cluster, by default of its last one; "": there is none."""
         found = self._sky.get(self._sky.job_status(cluster, None if job is None else [job]))
         state = next(iter(found.values()), None)
         return "" if state is None else str(state.value)
 
     def cancel(self, cluster: str, job: int | None) -> None:
-        """End a job of a cluster that stays."""
+        """End a job of a cluster that stays up."""
         self._sky.get(self._sky.cancel(cluster, job_ids=None if job is None else [job], all=job is None))
 
     def withdraw(self, request: str) -> None:
@@ -88,7 +88,7 @@ class SkyCalls:
         self._sky.get(self._sky.api_cancel([request], silent=True))
 
     def down(self, cluster: str) -> str:
-        """Ask to end a cluster; returns the id of the request."""
+        """Request the end of a cluster. Return the id of the request."""
         return str(self._sky.down(cluster))
 
     def aliases(self, cluster: str) -> None:
@@ -100,7 +100,7 @@ class SkyCalls:
         command.cli.main(args=["status", "--output", "json", cluster], prog_name="sky", standalone_mode=False)
 
     def log(self, cluster: str, job: int | None, lines: int) -> str:
-        """The last output of a job; None: of the creation of the cluster."""
+        """Return the last output of a job; None: of the creation of the cluster."""
         out = io.StringIO()
         if job is None:
             sdk: Any = importlib.import_module("sky.client.sdk")
@@ -113,7 +113,7 @@ class SkyCalls:
 def main() -> None:
     """Answer requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    nowhere = os.open(os.devnull, os.O_WRONLY)  # SkyPilot prints what it does
+    nowhere = os.open(os.devnull, os.O_WRONLY)  # SkyPilot prints messages
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     calls: SkyCalls | None = None

@@ -1,4 +1,4 @@
-"""SkyPilot's SDK in a separate process (``sky.calls``), and the search for an interpreter that has it."""
+"""Run SkyPilot's SDK in a separate process (``sky.calls``), and find an interpreter that has it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from monarch_kernel import programs
 from monarch_kernel.launchers.base import LaunchError
 
 _CALLS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "calls.py")
-#: Runs that text without this package's folder, or the working folder, among those that modules come from.
+#: Runs that text without this package's folder, or the working folder, on the path of modules.
 _RUN = "import sys; sys.path[:1] = []; exec(compile(open(sys.argv[1]).read(), sys.argv[1], 'exec'))"
-#: How long the first answer may take beyond others: SkyPilot is imported, and may start its server (seconds).
+#: The additional time limit for the first answer: SkyPilot is imported, and may start its server (seconds).
 _FIRST_TIME = 90.0
 _HOW = (
     "pip install 'monarch_kernel[sky]'; or install SkyPilot in a separate environment, such as by 'uv tool install "
     "skypilot', and have its command in PATH, or name it with sky="
 )
-#: How the first lines of a program name its interpreter.
+#: The pattern by which the first lines of a program name its interpreter.
 _NAMED = re.compile(rb"\A#!\s*(/\S*python\S*)\s*\n|'''exec' \"?(/[^\"\n]*?python[^\"\s]*)\"? ")
-#: The longest message that is shown whole (characters).
+#: The length up to which a message is shown completely (characters).
 _LONG = 600
-#: The colors that SkyPilot has in its messages.
+#: The colors in SkyPilot's messages.
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -51,16 +51,16 @@ class SkyError(Exception):
 
 
 def _short(words: str) -> str:
-    """Words as a clause: the output of a command that failed may be among them, whose end says why."""
+    """Shorten a message to a clause. It may contain the output of a failed command, whose end has the reason."""
     return words if len(words) <= _LONG else f"{words[: _LONG // 2]} ... {words[-_LONG // 2 :]}"
 
 
 class SkyClient:
-    """Asks SkyPilot. The process is started by a question, and ends after a while without one, or with this process.
+    """Sends requests to SkyPilot. The first request starts the process, which ends when idle, or with this process.
 
     Args:
-        command: SkyPilot's command, or its interpreter; "": this interpreter if it has SkyPilot, or else ``sky``.
-        patience: how long one question may take (seconds).
+        command: SkyPilot's command, or its interpreter; "": this interpreter if it has SkyPilot, else ``sky``.
+        patience: the time limit for one request (seconds).
     """
 
     def __init__(self, command: str, patience: float) -> None:
@@ -72,12 +72,12 @@ class SkyClient:
         self._read = b""
 
     def ask(self, call: str, **arguments: Any) -> Any:
-        """Ask one of ``calls.SkyCalls``.
+        """Call a method of ``calls.SkyCalls``.
 
         Raises:
             SkyError: SkyPilot raised an error.
             LaunchError: SkyPilot is not installed here.
-            ConnectionError: it does not answer.
+            ConnectionError: SkyPilot does not answer.
         """
         with self._lock:
             limit = self._patience
@@ -92,7 +92,7 @@ class SkyClient:
                 self._process.stdin.flush()
                 told = self._answer(time.monotonic() + limit)
             except (OSError, ValueError) as e:
-                self._end()  # whatever it still does is not waited for
+                self._end()  # its remaining work is not waited for
                 raise ConnectionError(f"SkyPilot did not answer ({call}): {e}; try 'sky api info'") from e
         if "error" not in told:
             return told["value"]
@@ -115,7 +115,7 @@ class SkyClient:
         self._read = b""
 
     def _answer(self, end: float) -> dict[str, Any]:
-        """The answer to the last question; those to questions that nobody waits for any more are left out."""
+        """Return the answer to the last request. Answers to abandoned requests are skipped."""
         assert self._process is not None and self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
@@ -146,7 +146,7 @@ class SkyClient:
         process.wait()
         for stream in (process.stdin, process.stdout):
             if stream is not None:
-                with contextlib.suppress(OSError):  # what was not written is lost with it
+                with contextlib.suppress(OSError):  # unwritten data is lost with the process
                     stream.close()
 
 
@@ -155,7 +155,7 @@ _clients_lock = threading.Lock()
 
 
 def client(command: str, patience: float) -> SkyClient:
-    """The shared client of this process: SkyPilot takes seconds to import."""
+    """Return the shared client of this process, because importing SkyPilot takes seconds."""
     settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("SKYPILOT_"))
     with _clients_lock:
         key = command, patience, os.environ.get("HOME"), tuple(settings)
@@ -164,7 +164,7 @@ def client(command: str, patience: float) -> SkyClient:
 
 @atexit.register
 def close_clients() -> None:
-    """End the processes of all of them; another question starts one again."""
+    """End the processes of all clients. The next request starts a new one."""
     with _clients_lock:
         for each in _clients.values():
             each.close()
@@ -172,13 +172,13 @@ def close_clients() -> None:
 
 
 def interpreter(command: str) -> str:
-    """The interpreter that has SkyPilot.
+    """Find the interpreter that has SkyPilot.
 
     Args:
         command: see ``SkyClient``.
 
     Raises:
-        LaunchError: there is none.
+        LaunchError: there is no such interpreter.
     """
     if not command and _is_installed():
         return sys.executable

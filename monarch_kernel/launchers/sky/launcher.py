@@ -1,4 +1,4 @@
-"""Hosts from SkyPilot: the nodes of clusters that it makes, on clouds, Kubernetes and Slurm, with a worker on each."""
+"""Get hosts from SkyPilot: nodes of clusters that it creates on clouds, Kubernetes and Slurm, with a worker each."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from monarch_kernel.launchers.sky.client import SkyError, client
 from monarch_kernel.launchers.ssh.launcher import SSHLauncher
 from monarch_kernel.workers import key_text
 
-#: The names of clusters that a job makes: the job, and the number of its first host there.
+#: The names of clusters that a job creates: the id of the job, and the number of its first host there.
 _CLUSTER = "monarch-kernel-{}-{}"
 _OURS = re.compile(r"monarch-kernel-([0-9a-f]+)-(\d+)")
-#: SkyPilot's errors that no later try avoids.
+#: SkyPilot's errors for which a later attempt would not help.
 _NEVER = ("ResourcesUnavailableError", "ResourcesMismatchError", "NotSupportedError")
 _NO_CLUSTER = "ClusterDoesNotExist"
 _NO_CLOUD = "NoCloudAccessError"
@@ -46,14 +46,14 @@ _NO_CLOUD = "NoCloudAccessError"
 _WAITS, _GOES_ON = ("PENDING", "WAITING"), ("PENDING", "WAITING", "RUNNING")
 _UP, _STOPPED = "UP", "STOPPED"
 _SETS_UP, _FAILED_SETUP = ("", "INIT", "PENDING", "SETTING_UP"), "FAILED_SETUP"
-#: How long an answer of SkyPilot holds (seconds).
+#: How long an answer of SkyPilot is used (seconds).
 _FRESH = 0.5
 _PAUSE = 0.2
-#: How long a connection by ssh may take, with the program of SkyPilot that it starts (seconds).
+#: The time limit for a connection by ssh, including the program of SkyPilot that it starts (seconds).
 _CONNECT_TIME = 40
-#: How long a cluster without jobs stays (minutes).
+#: How long a cluster without jobs is kept (minutes).
 IDLE_MINUTES = 1
-#: The interpreter on nodes, as the commands of SkyPilot's tasks find it.
+#: The interpreter on nodes, as found by the commands of SkyPilot's tasks.
 PYTHON = "python"
 
 
@@ -62,9 +62,9 @@ class _Part(msgspec.Struct):
 
     Attributes:
         cluster: its name.
-        request: SkyPilot's id of the request for it; "": not known.
-        own: whether the job has made it, and ends it.
-        nodes: how many of its nodes the job has.
+        request: SkyPilot's id of the request for it; "": unknown.
+        own: whether the job has created it, and ends it.
+        nodes: the number of its nodes that the job uses.
     """
 
     cluster: str
@@ -74,12 +74,12 @@ class _Part(msgspec.Struct):
 
 
 class _Data(msgspec.Struct):
-    """What the tickets of this launcher hold.
+    """The data in tickets of this launcher.
 
     Attributes:
         parts: the clusters.
-        places: the part and the node of each host, by its number.
-        python, idle, walltime: with what workers start that no program has started yet.
+        places: the cluster's index and the node of each host, by its number.
+        python, idle, walltime: settings for workers that no program has started yet.
     """
 
     parts: list[_Part]
@@ -91,14 +91,14 @@ class _Data(msgspec.Struct):
 
 @dataclass
 class _Seen:
-    """What SkyPilot has said of a cluster.
+    """SkyPilot's last answer about a cluster.
 
     Attributes:
-        phase: of its hosts; None: workers may be started, or are.
-        words: why.
-        failed: whether its launch, or its setup, has.
+        phase: the phase of its hosts; None: workers may be started, or already are.
+        words: the reason.
+        failed: whether its launch or its setup has failed.
         job: SkyPilot's number of the job on it.
-        at: when that was asked.
+        at: the time of the query.
     """
 
     phase: HostPhase | None
@@ -109,35 +109,35 @@ class _Seen:
 
 
 class SkyNodes(SSHLauncher):
-    """Workers on nodes of clusters, by the names that SkyPilot gives them in the configuration of ssh."""
+    """Starts workers on nodes of clusters, by the names that SkyPilot adds to the configuration of ssh."""
 
-    PATIENCE: ClassVar[float] = 90.0  # on Kubernetes and Slurm, each connection starts a program of SkyPilot's
+    PATIENCE: ClassVar[float] = 90.0  # on Kubernetes and Slurm, each connection starts a program of SkyPilot
 
     def _preparation(self, job: str) -> Script:
         return sky_task.preparation(job)
 
     def knows(self, mark: str) -> bool:
-        """Whether this process has started the worker with this mark."""
+        """Return whether this process has started the worker with this mark."""
         return mark in self._starts
 
 
 class SkyLauncher(Launcher):
-    """Asks SkyPilot for a cluster, and starts a worker on each of its nodes by ssh.
+    """Requests a cluster from SkyPilot, and starts a worker on each of its nodes by ssh.
 
     Args:
-        resources: what each node must have, by the fields of ``resources:`` in SkyPilot's YAML.
-        cluster: the name of a cluster that is used if it is there, and else made; "": one of the job's own.
+        resources: the requirements of each node, by the fields of ``resources:`` in SkyPilot's YAML.
+        cluster: the name of a cluster that is used if it exists, and created otherwise; "": a separate one for the job.
         setup: commands that run once on each node.
-        workdir: a folder here that nodes get.
-        file_mounts: what else they get: paths there, and here or in a bucket.
-        idle_minutes: how long a cluster without workers stays; None: until the job is killed.
-        down: whether it is removed then; False: it is stopped.
-        retry: whether SkyPilot asks again until it gets the cluster.
-        port: where workers listen; 0: any free port.
-        tunnel: whether this process reaches workers through ssh; None: only where no direct connection succeeds.
-        python: the interpreter on the nodes where a job names none; "": the path of this one.
+        workdir: a local folder that is copied to nodes.
+        file_mounts: further files for nodes: paths there, and local paths or buckets.
+        idle_minutes: how long a cluster without workers is kept; None: until the job is killed.
+        down: whether it is then removed; False: it is stopped.
+        retry: whether SkyPilot repeats the request until it gets the cluster.
+        port: the port at which workers listen; 0: any free port.
+        tunnel: whether this process reaches workers through ssh; None: only if no direct connection succeeds.
+        python: the interpreter on the nodes if a job names none; "": the path of this process's interpreter.
         ssh: the command, with further options.
-        sky: SkyPilot's command, or the interpreter that has SkyPilot; "": this one, or else ``sky`` of PATH.
+        sky: SkyPilot's command, or the interpreter that has SkyPilot; "": this interpreter, or else ``sky`` on PATH.
     """
 
     name = "sky"
@@ -199,7 +199,7 @@ class SkyLauncher(Launcher):
         self._sky = sky
         self._client = client(sky, self.PATIENCE)
         self._nodes = SkyNodes([], [*ssh, "-o", f"ConnectTimeout={_CONNECT_TIME}"], port, tunnel)
-        self._seen: dict[str, _Seen] = {}  # by clusters
+        self._seen: dict[str, _Seen] = {}  # by cluster
         self._named: set[str] = set()  # clusters whose names ssh knows
         self._starting = threading.Lock()
 
@@ -240,7 +240,7 @@ class SkyLauncher(Launcher):
         return self._ticket(command.job, data)
 
     def more(self, ticket: Ticket, count: int, request: LaunchRequest) -> Ticket:
-        """See ``Launcher``. Nodes of the job without a living worker that answer come first, then another cluster."""
+        """See ``Launcher``. First uses nodes of the job that answer and have no living worker, then another cluster."""
         data = _data(ticket)
         status = self.poll(ticket)
         used = {data.places[host.host] for host in status.hosts if host.state is not HostPhase.GONE}
@@ -260,7 +260,7 @@ class SkyLauncher(Launcher):
         return Ticket(launcher=self.name, job=job, hosts=len(data.places), data=msgspec.to_builtins(data))
 
     def _new(self, data: _Data, request: LaunchRequest, count: int) -> None:
-        """Ask for a cluster for further hosts."""
+        """Request a cluster for further hosts."""
         command = request.command
         shared = bool(self._cluster) and not data.parts
         cluster = self._cluster if shared else _CLUSTER.format(command.job, len(data.places))
@@ -278,7 +278,7 @@ class SkyLauncher(Launcher):
         try:
             there = shared and bool(self._client.ask("clusters", names=[cluster], refresh=False))
             if not there:
-                self._client.ask("optimize", task=task)  # a launch would say so minutes later
+                self._client.ask("optimize", task=task)  # a launch would report this minutes later
             asked = self._client.ask("launch", task=task, cluster=cluster, retry=self._retry)
         except SkyError as e:
             if e.kind in _NEVER:
@@ -293,7 +293,7 @@ class SkyLauncher(Launcher):
         data.places += [(len(data.parts) - 1, node) for node in range(count)]
 
     def _ending(self) -> dict[str, Any]:
-        """What SkyPilot does with a cluster on which nothing runs, by its fields of resources."""
+        """Return SkyPilot's action for an idle cluster, as fields of its resources."""
         if self._idle_minutes is None:
             return {}
         return {"autostop": {"idle_minutes": self._idle_minutes, "down": self._down}}
@@ -301,7 +301,7 @@ class SkyLauncher(Launcher):
     # -- asking where they are ------------------------------------------------------------------------
 
     def poll(self, ticket: Ticket) -> JobStatus:
-        """See ``Launcher``. It also starts workers on nodes that have become ready, if no program has."""
+        """See ``Launcher``. It also starts workers on nodes that have become ready, if no program has done so."""
         data = _data(ticket)
         found: dict[int, HostStatus] = {}
         ready: list[int] = []
@@ -318,7 +318,10 @@ class SkyLauncher(Launcher):
         return JobStatus(tuple(found[number] for number in range(ticket.hosts)))
 
     def _look(self, part: _Part) -> _Seen:
-        """How far SkyPilot is with a cluster. Once workers can be started there, they themselves are asked."""
+        """Return SkyPilot's progress with a cluster.
+
+        Once workers can be started there, the workers themselves are queried.
+        """
         seen = self._seen.get(part.cluster)
         now = time.monotonic()
         if seen is not None and (seen.phase in (None, HostPhase.GONE) or now - seen.at < _FRESH):
@@ -335,7 +338,7 @@ class SkyLauncher(Launcher):
         return new
 
     def _lost(self, part: _Part) -> str:
-        """Why a host of a cluster that was ready has gone, as the cloud has it; "": the cluster is well."""
+        """Return the cloud's reason why a host of a ready cluster is gone; "": the cluster is healthy."""
         try:
             new = self._cluster_of(part, refresh=True)
         except SkyError as e:
@@ -345,7 +348,7 @@ class SkyLauncher(Launcher):
         return new.words
 
     def _request_of(self, part: _Part) -> _Seen:
-        """How far the request for a cluster is, and then the job on it."""
+        """Return the progress of the request for a cluster, and then of the job on it."""
         told = self._client.ask("request", request=part.request)
         state, words = told["state"], told["words"]
         if state in _GOES_ON:
@@ -364,7 +367,7 @@ class SkyLauncher(Launcher):
         except SkyError as e:
             if e.kind == _NO_CLUSTER:
                 return self._cluster_of(part)
-            return _Seen(HostPhase.STARTING, str(e), job=number)  # the cluster does not answer just now
+            return _Seen(HostPhase.STARTING, str(e), job=number)  # the cluster does not answer at the moment
         if job in _SETS_UP:
             return _Seen(HostPhase.STARTING, job or "the job is being submitted", job=number)
         if job == _FAILED_SETUP:
@@ -383,18 +386,18 @@ class SkyLauncher(Launcher):
         return _Seen(None)
 
     def _name(self, part: _Part) -> None:
-        """Have SkyPilot write the names of a cluster's nodes for ssh."""
+        """Let SkyPilot write the names of a cluster's nodes for ssh."""
         if part.cluster not in self._named:
             self._client.ask("aliases", cluster=part.cluster)
             self._named.add(part.cluster)
 
     def _of_nodes(self, ticket: Ticket, data: _Data, numbers: Sequence[int]) -> dict[int, HostStatus]:
-        """Where hosts are whose nodes are ready."""
+        """Return the status of hosts whose nodes are ready."""
         nodes = _of_ssh(ticket, data)
         waiting = self._start(nodes, data, numbers)
         known = [number for number in numbers if number not in waiting]
         found = self._nodes.statuses(nodes, known)
-        # When one has gone, SkyPilot may know why.
+        # If a host is gone, SkyPilot may know the reason.
         parts = {data.places[number][0] for number, one in found.items() if one.state is HostPhase.GONE}
         told = {part: self._lost(data.parts[part]) for part in parts}
         for number, one in found.items():
@@ -408,11 +411,11 @@ class SkyLauncher(Launcher):
         return found
 
     def _start(self, nodes: Ticket, data: _Data, numbers: Sequence[int]) -> set[int]:
-        """Start workers that no program has started; returns the hosts whose workers another program is starting."""
+        """Start workers that no program has started. Return the hosts whose workers another program is starting."""
         with self._starting:
             new = {number for number in numbers if not self._nodes.knows(f"{nodes.job}.{number}")}
             if not new or registry.read(nodes.job) is None:
-                return set()  # all are known; or the job is not in the list here, and so this program has no key
+                return set()  # all are known; or the job is not in the list here, so this program has no key
             if not (new := new - registry.started(nodes.job)):
                 return set()
             starting = registry.Starting(nodes.job)
@@ -450,7 +453,7 @@ class SkyLauncher(Launcher):
     # -- ending ---------------------------------------------------------------------------------------
 
     def end(self, ticket: Ticket, hosts: Sequence[int] | None = None) -> None:
-        """See ``Launcher``. A cluster of the job's own ends with its last host; another one stays."""
+        """See ``Launcher``. A cluster that the job has created ends with its last host. Others stay."""
         data = _data(ticket)
         ending = set(range(ticket.hosts) if hosts is None else hosts)
         seen = [self._look(part) for part in data.parts]
@@ -479,7 +482,7 @@ class SkyLauncher(Launcher):
             return e.kind == _NO_CLUSTER
 
     def _give_back(self, parts: Sequence[_Part]) -> None:
-        """End clusters, or the job on those that are not the job's own; waits for a while until they have ended."""
+        """End clusters, or the job's task on clusters that it has not created, and wait a while until they end."""
         asked: dict[str, str] = {}
         for part in parts:
             try:
@@ -519,7 +522,7 @@ class SkyLauncher(Launcher):
 
     @classmethod
     def found(cls, *, own_process: bool) -> list[tuple[Launcher, Ticket]]:
-        """See ``Launcher``. Clusters that jobs have made have their names. No API server is started for this."""
+        """See ``Launcher``. Clusters that jobs have created are found by name. No API server is started for this."""
         if not os.path.isdir(os.path.expanduser("~/.sky")):
             return []  # this user has not used SkyPilot
         launcher = cls()
@@ -538,7 +541,7 @@ class SkyLauncher(Launcher):
             data = _Data([], [], "", 0.0, 0.0)
             for first, name, nodes in sorted(clusters):
                 data.parts.append(_Part(name, "", True, nodes))
-                # Between clusters there may be numbers of hosts that have moved: they are places of the first one.
+                # Numbers between clusters belong to hosts that have moved: they get slots of the first cluster.
                 data.places += [(0, 0)] * (first - len(data.places))
                 data.places += [(len(data.parts) - 1, node) for node in range(nodes)]
             found.append((cls(), launcher._ticket(job, data)))
@@ -546,7 +549,7 @@ class SkyLauncher(Launcher):
 
 
 def _note(starting: registry.Starting, threads: Sequence[threading.Thread], hosts: set[int]) -> None:
-    """Note that workers were started, once they were."""
+    """Record that workers were started, once they were."""
     for thread in threads:
         thread.join()
     starting.done(hosts)
@@ -562,7 +565,7 @@ def _alias(data: _Data, place: tuple[int, int]) -> str:
 
 
 def _of_ssh(ticket: Ticket, data: _Data) -> Ticket:
-    """The hosts as the launcher for ssh has them."""
+    """Return the ticket of the hosts for the ssh launcher."""
     hosts = [_alias(data, place) for place in data.places]
     return Ticket(launcher=SkyNodes.name, job=ticket.job, hosts=len(hosts), data={"hosts": hosts})
 
@@ -576,21 +579,22 @@ class SkyPilotJob(EngineJob):
 
     Args:
         meshes: the number of hosts of each mesh, by its name. They are one cluster.
-        resources: what each host must have: a ``sky.Resources``, or the fields of ``resources:`` in SkyPilot's YAML,
-            such as ``{"accelerators": "H100:8", "infra": "k8s", "use_spot": True}``.
-        cluster_name: the name of a cluster that is used if it is there, and then stays, and is made else. By default
-            the job makes one of its own.
-        monarch_port: where workers listen; 0: any free port.
-        idle_minutes_to_autostop: how long a cluster without workers stays; None: until the job is killed.
-        down_on_autostop: whether it is removed then; False: it is stopped.
-        python_exe: the interpreter on the hosts, as the commands of SkyPilot's tasks find it.
-        setup_commands: what runs once on each host, such as an installation of monarch_kernel.
-        workdir: a folder here that the hosts get.
-        file_mounts: what else they get: paths there, and here or in a bucket.
-        retry_until_up: whether SkyPilot asks again until it gets the hosts.
-        tunnel: whether workers are reached through ssh, as their ports are closed; None: where it is needed.
+        resources: the requirements of each host: a ``sky.Resources``, or the fields of ``resources:`` in SkyPilot's
+            YAML, such as ``{"accelerators": "H100:8", "infra": "k8s", "use_spot": True}``.
+        cluster_name: the name of a cluster that is used if it exists, and then stays; otherwise it is created. By
+            default the job creates a separate one.
+        monarch_port: the port at which workers listen; 0: any free port.
+        idle_minutes_to_autostop: how long a cluster without workers is kept; None: until the job is killed.
+        down_on_autostop: whether it is then removed; False: it is stopped.
+        python_exe: the interpreter on the hosts, as found by the commands of SkyPilot's tasks.
+        setup_commands: commands that run once on each host, such as an installation of monarch_kernel.
+        workdir: a local folder that is copied to the hosts.
+        file_mounts: further files for the hosts: paths there, and local paths or buckets.
+        retry_until_up: whether SkyPilot repeats the request until it gets the hosts.
+        tunnel: whether workers are reached through ssh, because their ports are closed; None: only if necessary.
         ssh: the command, with further options.
-        sky: SkyPilot's command, or the interpreter that has SkyPilot; by default this one, or else ``sky`` of PATH.
+        sky: SkyPilot's command, or the interpreter that has SkyPilot; by default this interpreter, or else ``sky`` on
+            PATH.
         options: those of ``EngineJob``.
     """
 
@@ -631,7 +635,7 @@ class SkyPilotJob(EngineJob):
 
 
 def _fields(resources: Any) -> dict[str, Any]:
-    """The fields of a ``sky.Resources``, or those that are given."""
+    """Return the fields of a ``sky.Resources``, or the given fields."""
     if resources is None or isinstance(resources, Mapping):
         return dict(resources or {})
     try:

@@ -1,8 +1,8 @@
-"""The task that SkyPilot runs: its command keeps the nodes while workers of the job live on them.
+"""Build the task that SkyPilot runs. Its command keeps the nodes while workers of the job run on them.
 
-The workers are not this command: they are started by ssh, so that their key is in nothing that SkyPilot keeps. The
-command notes the environment that SkyPilot gives to its jobs, for them. While it runs SkyPilot counts the cluster as in
-use; once no worker lives it ends, and so does the cluster, whether or not the program that asked for it still runs.
+The workers are not started by this command but by ssh, so that SkyPilot stores no copy of their key. For them, the
+command records the environment that SkyPilot sets for its jobs. While it runs, SkyPilot considers the cluster in use.
+Once no worker is alive, it ends, and so does the cluster, whether or not the requesting program still runs.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 from monarch_kernel.launchers.base import MARKER, InfeasibleError, Resources
 from monarch_kernel.launchers.scripts import Script, script
 
-#: Of the environment of SkyPilot's jobs, what workers get: where programs are, devices, and the places of nodes.
+#: Variables of SkyPilot's jobs that workers get: paths of programs, devices, and the placement of nodes.
 _VARIABLES = script(
     "PATH LD_LIBRARY_PATH CONDA_PREFIX CONDA_DEFAULT_ENV VIRTUAL_ENV CUDA_VISIBLE_DEVICES SKYPILOT_TASK_ID "
     "SKYPILOT_NODE_IPS SKYPILOT_NODE_RANK SKYPILOT_NUM_NODES SKYPILOT_NUM_GPUS_PER_NODE SKYPILOT_CLUSTER_INFO"
 )
-#: Sets ``d`` to the folder for that. On Slurm SkyPilot's jobs have a home of their own, and ssh that of the account.
+#: Sets ``d`` to the folder for that. On Slurm, SkyPilot's jobs have a separate home, while ssh uses the account's.
 _FOLDER = script(
     'h=$(eval echo "~$(id -un 2>/dev/null)"); [ -d "$h" ] || h=$HOME; d="$h/.local/state/monarch_kernel/workers";'
 )
-#: How long a place is held without a worker, so that a lost one can be replaced there; how often to look (seconds).
+#: How long a node is kept without a worker, so that a lost one can be replaced, and the interval of checks (seconds).
 _GRACE, _STEP = 60, 2
-#: How long the first worker may take where workers never end as idle (seconds).
+#: The time limit for the first worker if workers never end as idle (seconds).
 _FIRST_TIME = 600
 #: How long a start waits for that environment (tenths of a second).
 _WAIT = 100
@@ -41,17 +41,17 @@ def task(
     file_mounts: Mapping[str, Any],
     idle: float,
 ) -> dict[str, Any]:
-    """A task, by the fields of SkyPilot's YAML.
+    """Build a task with the fields of SkyPilot's YAML.
 
     Args:
         job: the id of the job.
-        name: of the task.
-        nodes: how many.
-        resources: of each, by SkyPilot's fields.
+        name: the name of the task.
+        nodes: the number of nodes.
+        resources: the resources of each node, by SkyPilot's fields.
         setup: commands that run once on each node.
-        workdir: a folder here that nodes get, and in which the commands run.
-        file_mounts: what else they get.
-        idle: seconds without a controller after which workers end; 0: never.
+        workdir: a local folder that is copied to nodes, and in which the commands run.
+        file_mounts: further files for nodes.
+        idle: the time without a controller after which workers end (seconds); 0: never.
     """
     found: dict[str, Any] = {"name": name, "num_nodes": nodes, "resources": dict(resources), "run": _hold(job, idle)}
     for field, value in (("setup", setup), ("workdir", workdir), ("file_mounts", dict(file_mounts))):
@@ -61,7 +61,7 @@ def task(
 
 
 def _hold(job: str, idle: float) -> Script:
-    """The command of the task, for bash. It has no secret."""
+    """Build the command of the task, for bash. It contains no secret."""
     return script(
         r"""@{folder} mkdir -p "$d"; chmod 700 "$d"
 f="$d"/@{job}."$(uname -n)".env
@@ -90,9 +90,9 @@ done
 
 
 def preparation(job: str) -> Script:
-    """What sh does on a node before it starts a worker of the job.
+    """Build the preparation that sh runs on a node before it starts a worker of the job.
 
-    It takes the environment that the command has noted, and sets ``a`` to the address of the node, as SkyPilot has it.
+    It reads the environment that the command has recorded, and sets ``a`` to SkyPilot's address of the node.
     """
     return script(
         '@{folder} f="$d"/@{job}."$(uname -n)".env; '
@@ -108,14 +108,14 @@ def preparation(job: str) -> Script:
 
 
 def resource_fields(given: Mapping[str, Any], wishes: Resources) -> dict[str, Any]:
-    """What each node must have, by the fields of SkyPilot's YAML.
+    """Return the requirements of each node, by the fields of SkyPilot's YAML.
 
     Args:
-        given: fields that the launcher was made with.
-        wishes: of the job; its options are further fields.
+        given: fields from the arguments of the launcher.
+        wishes: the job's requirements; its options are further fields.
 
     Raises:
-        InfeasibleError: SkyPilot cannot be asked for this.
+        InfeasibleError: SkyPilot does not support these requirements.
     """
     fields = {**given, **wishes.options}
     kind = fields.get("accelerators")
@@ -137,5 +137,5 @@ def resource_fields(given: Mapping[str, Any], wishes: Resources) -> dict[str, An
 
 
 def alias(cluster: str, node: int) -> str:
-    """What ssh calls a node of a cluster, by its number there."""
+    """Return the name of a cluster's node for ssh, from its number there."""
     return f"{cluster}-worker{node}" if node else cluster

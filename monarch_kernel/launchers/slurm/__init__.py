@@ -1,4 +1,4 @@
-"""Hosts from Slurm."""
+"""Get hosts from Slurm."""
 
 from monarch_kernel.launchers.slurm.launcher import SlurmLauncher
 

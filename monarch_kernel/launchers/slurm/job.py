@@ -1,4 +1,4 @@
-"""``SlurmJob``: hosts from Slurm by Monarch's names of its arguments."""
+"""``SlurmJob``: hosts from Slurm, with Monarch's names of its arguments."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ class SlurmJob(EngineJob):
 
     Args:
         meshes: the number of hosts of each mesh, by its name. They are one allocation.
-        python_exe: the interpreter on the nodes; "": the path of this one.
+        python_exe: the interpreter on the nodes; "": the path of this process's interpreter.
         slurm_args: further arguments for salloc or sbatch, as written on its command line.
-        monarch_port: where workers listen; 0: any free port.
+        monarch_port: the port at which workers listen; 0: any free port.
         job_name: the name in the queue.
-        ntasks_per_node: as Slurm counts tasks; with ``cpus_per_task``, the processors of a node.
+        ntasks_per_node: the number of Slurm tasks; with ``cpus_per_task``, the processors of a node.
         time_limit: the walltime, as Slurm writes it ("4:00:00", "2-00", minutes), or in seconds as a float.
-        partition: where; by default the cluster's.
-        log_dir: a folder for the scripts, the key and the logs; it must be yours alone. By default in the home.
-        exclusive: whether whole nodes are asked for.
+        partition: the partition; by default the cluster's.
+        log_dir: a folder for the scripts, the key and the logs, accessible to you only. By default in your home folder.
+        exclusive: whether to request whole nodes.
         share_node: the opposite.
         gpus_per_node: devices.
         cpus_per_task: processors.
         mem: memory of a node, such as "64G".
-        job_start_timeout: how long ``state`` waits for hosts (seconds).
-        account: that is charged.
+        job_start_timeout: the time that ``state`` waits for hosts (seconds).
+        account: the account that is charged.
         qos: the quality of service.
         constraint: features of nodes.
         reservation: take nodes of this reservation.
         gres: generic resources, such as "gpu:a100:4".
-        nodelist: nodes that must be among them.
-        exclude: nodes that must not.
+        nodelist: nodes that must be used.
+        exclude: nodes that must not be used.
         way: "salloc", "sbatch" or "array"; see ``SlurmLauncher``.
-        spares: how many more nodes are asked for, on which lost hosts are replaced at once.
+        spares: the number of additional nodes, on which lost hosts are replaced at once.
         interface: the network interface at which workers listen, such as "ib0".
-        shared_home: whether nodes see the folder of the job; otherwise the key goes to them by munge.
-        out_of_cluster: whether workers are reached through ``ssh`` to their nodes, as their ports are closed.
-        attach_to: the id of a running job in which workers are started; it is not ended with this job.
+        shared_home: whether nodes can access the folder of the job; otherwise munge transfers the key.
+        out_of_cluster: whether workers are reached through ``ssh`` to their nodes, because their ports are closed.
+        attach_to: the id of a running job in which workers are started; it does not end with this job.
         options: those of ``EngineJob``.
     """
 
@@ -110,7 +110,7 @@ class SlurmJob(EngineJob):
             walltime=_seconds(time_limit) if time_limit is not None else 0.0,
             options={name: value for name, value in wishes.items() if value},
         )
-        # The script of a batch job makes its job as the program did that submitted it, and has its allocation.
+        # The script of a batch job creates its job like the program that submitted it, and uses its allocation.
         batch = os.environ.get(environment.SLURM_BATCH, "")
         self._in_batch = bool(batch) and batch == os.environ.get("SLURM_JOB_ID") and attach_to is None
         launcher = SlurmLauncher(
@@ -131,14 +131,14 @@ class SlurmJob(EngineJob):
 
     @classmethod
     def here(cls, meshes: Mapping[str, int] | None = None, **options: Any) -> SlurmJob:
-        """The nodes of the allocation that this program runs in (``SLURM_JOB_ID``), of salloc or a batch script.
+        """Return the nodes of the allocation that this program runs in (``SLURM_JOB_ID``), of salloc or a batch script.
 
         Args:
             meshes: as for ``SlurmJob``; by default all nodes are the mesh ``hosts``.
             options: further arguments of ``SlurmJob``.
 
         Raises:
-            LaunchError: this program runs in no allocation.
+            LaunchError: this program does not run in an allocation.
         """
         job = os.environ.get("SLURM_JOB_ID", "")
         nodes = slurm_queue.expand(os.environ.get("SLURM_JOB_NODELIST", ""))
@@ -150,22 +150,22 @@ class SlurmJob(EngineJob):
         return cls({"hosts": len(nodes)} if meshes is None else meshes, attach_to=job, **options)
 
     def add_mesh(self, name: str, num_nodes: int) -> None:
-        """Ask for one more mesh; before the job is applied.
+        """Request another mesh, before the job is applied.
 
         Raises:
             RuntimeError: the job was applied.
-            ValueError: the name is no identifier, or the number is not positive.
+            ValueError: the name is not an identifier, or the number is not positive.
         """
         self._check_new("add_mesh")
         self._requested = checked_meshes("SlurmJob", {**self._requested, name: num_nodes})
 
     def share_node(self, tasks_per_node: int, gpus_per_task: int, partition: str) -> None:
-        """Share nodes with other jobs; before the job is applied.
+        """Share nodes with other jobs. Call this before the job is applied.
 
         Args:
-            tasks_per_node: as Slurm counts tasks.
+            tasks_per_node: the number of Slurm tasks.
             gpus_per_task: devices for each of them.
-            partition: where.
+            partition: the partition.
 
         Raises:
             RuntimeError: the job was applied.
@@ -177,15 +177,16 @@ class SlurmJob(EngineJob):
         self._resources = msgspec.structs.replace(self._resources, gpus=tasks_per_node * gpus_per_task, options=options)
 
     def apply(self, client_script: str | None = None) -> None:
-        """Ask for the hosts; does nothing if the job is active.
+        """Request the hosts. Does nothing if the job is active.
 
         Args:
-            client_script: a Python script that runs on the first of them once they are there (batch mode). There,
-                ``state()`` of an equal job gives all of them; the job ends with the script. ``log()`` is its output.
+            client_script: a Python script that runs on the first host once the hosts are available (batch mode). There,
+                ``state()`` of an equal job returns all of them; the job ends with the script. ``log()`` returns its
+                output.
 
         Raises:
-            LaunchError: Slurm refuses.
-            FileNotFoundError: there is no such script.
+            LaunchError: Slurm rejects the request.
+            FileNotFoundError: the script does not exist.
         """
         if client_script is None:
             super().apply()
@@ -221,7 +222,7 @@ class SlurmJob(EngineJob):
 
 
 def _seconds(limit: str | float) -> float:
-    """A walltime in seconds: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
+    """Parse a walltime: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]. In seconds."""
     if isinstance(limit, float):
         return limit
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(limit).strip())

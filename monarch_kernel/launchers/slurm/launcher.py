@@ -1,4 +1,4 @@
-"""Hosts from Slurm: an allocation with a worker on each of its nodes, as a step."""
+"""Get hosts from Slurm: an allocation with a worker on each of its nodes, as a step."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ from monarch_kernel.private_files import PrivateFolder
 
 _WHAT = "Slurm job"
 _FILES = ["*.sh", "*.node", "*.out", "*.log", "*.exit", "*.ended", "*.credential", "secret"]
-#: How long salloc may take to say that its request is in the queue (seconds).
+#: The time limit for salloc to report that its request is in the queue (seconds).
 _SUBMIT_TIME = 60.0
-#: How long the scripts of a job that has ended may take to end (seconds).
+#: The time limit for the scripts of an ended job to end (seconds).
 _KEEPER_TIME = 2.0
-#: How often files of an allocation are looked at (seconds).
+#: The interval at which files of an allocation are checked (seconds).
 _PAUSE = 0.02
 _ID = re.compile(r"job allocation (\d+)|Submitted batch job (\d+)|^(\d+)(?:;\S*)?$", re.MULTILINE)
-#: Words of a refusal that no waiting changes.
+#: Words in rejections that no waiting changes.
 _INFEASIBLE = re.compile(
     "configuration (is )?not available|Node count specification invalid|More processors requested|"
     "Invalid generic resource|invalid feature|Requested time limit is invalid|Invalid partition|"
     "invalid partition|Memory specification|Unable to satisfy|violates accounting/QOS policy",
     re.IGNORECASE,
 )
-#: How a job is asked for.
+#: The ways to request a job.
 WAYS = ("salloc", "sbatch", "array")
 
 
@@ -65,8 +65,8 @@ class _Part(msgspec.Struct):
     Attributes:
         id: its number.
         first: the number of the host on its first node.
-        count: how many hosts it was asked for.
-        own: whether it is ours to end; otherwise only steps are.
+        count: the number of requested hosts.
+        own: whether the launcher ends it; otherwise it ends only steps.
     """
 
     id: str
@@ -76,12 +76,12 @@ class _Part(msgspec.Struct):
 
 
 class _Data(msgspec.Struct):
-    """What the tickets of this launcher hold.
+    """The data in tickets of this launcher.
 
     Attributes:
-        folder: with the scripts and the output of all hosts.
+        folder: the folder with the scripts and the output of all hosts.
         parts: the Slurm jobs.
-        places: the jobs of hosts that were added to one, by their numbers.
+        places: by host number, the job of each host that was added to an existing job.
         script: whether the client runs in the allocation (batch mode).
     """
 
@@ -91,14 +91,14 @@ class _Data(msgspec.Struct):
     script: bool = False
 
     def job_of(self, host: int) -> str:
-        """The Slurm job of a host."""
+        """Return the Slurm job of a host."""
         if (added := self.places.get(str(host))) is not None:
             return added
         return next(part.id for part in self.parts if part.first <= host < part.first + part.count)
 
 
 class _Place(NamedTuple):
-    """A node of a running job: the id of the job in tickets, its own number, and the node."""
+    """A node of a running job: the id of the job in tickets, the number of the job, and the node."""
 
     job: str
     number: str
@@ -107,7 +107,7 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True)
 class _Host:
-    """What the files of a host tell."""
+    """The data in the files of a host."""
 
     out: bytes
     code: int | None
@@ -115,22 +115,24 @@ class _Host:
 
 
 class SlurmLauncher(Launcher):
-    """Asks Slurm for nodes, and runs a worker on each as a step of the job.
+    """Requests nodes from Slurm, and runs a worker on each as a step of the job.
 
     Args:
         way: "salloc": one allocation for all hosts, which survives the loss of any node; a process on this machine
             keeps it. "sbatch": the same, but a process on its first node keeps it, and the loss of that node ends it.
-            "array": a job for each host, which come as Slurm has them.
-        arguments: further ones for salloc or sbatch, as written on its command line.
-        exclusive: whether whole nodes are asked for.
-        spares: how many more nodes each allocation has, on which lost hosts are replaced at once; not with "array".
-        port: where workers listen; 0: any free port.
+            "array": a separate job for each host; hosts start as Slurm provides them.
+        arguments: further arguments for salloc or sbatch, as written on its command line.
+        exclusive: whether to request whole nodes.
+        spares: the number of additional nodes of each allocation, on which lost hosts are replaced at once; not with
+            "array".
+        port: the port at which workers listen; 0: any free port.
         interface: the network interface at which they listen, such as "ib0"; "": that of the node's address.
-        folder: for the scripts, the key and the logs; by default in the home. The nodes must see it at the same path,
-            unless ``shared_home`` is false.
-        shared_home: whether they do. Otherwise the key goes to them as a credential of munge, and only "salloc" can be.
+        folder: a folder for the scripts, the key and the logs; by default in the home folder. The nodes must see it at
+            the same path, unless ``shared_home`` is false.
+        shared_home: whether they see it. Otherwise the key is transferred as a credential of munge, and only "salloc"
+            is possible.
         tunnel: whether workers are reached through ``ssh`` to their nodes.
-        allocation: the id of a running job in which workers are started, in place of a new one.
+        allocation: the id of a running job in which workers are started, instead of a new one.
     """
 
     name = "slurm"
@@ -207,7 +209,7 @@ class SlurmLauncher(Launcher):
         return cls(**given)
 
     def share_nodes(self) -> None:
-        """Ask for parts of nodes instead of whole ones."""
+        """Request parts of nodes instead of whole ones."""
         self._exclusive = False
 
     def options(self) -> dict[str, Any]:
@@ -243,7 +245,7 @@ class SlurmLauncher(Launcher):
         return self._ticket(request.command.job, request.hosts, data)
 
     def submit_script(self, request: LaunchRequest, program: list[str]) -> Ticket:
-        """Ask for hosts by a batch job in which a program runs as the client, on the first of them.
+        """Request hosts by a batch job, in which a program runs as the client on the first host.
 
         Raises: as ``submit``.
         """
@@ -293,7 +295,7 @@ class SlurmLauncher(Launcher):
         return path
 
     def _asked(self, request: LaunchRequest, array: bool) -> list[str]:
-        """The options of salloc and sbatch."""
+        """Return the options of salloc and sbatch."""
         needs = request.resources
         nodes = 1 if array else request.hosts + self._spares
         asked = [f"--nodes={nodes}", f"--job-name={request.name}", "--no-kill"]
@@ -311,7 +313,7 @@ class SlurmLauncher(Launcher):
         return [*asked, *self._arguments]
 
     def _new(self, path: str, first: int, request: LaunchRequest) -> list[_Part]:
-        """Ask for a new Slurm job for hosts from this number on."""
+        """Request a new Slurm job for hosts from this number on."""
         array = self._way == "array"
         asked = self._asked(request, array)
         count = request.hosts
@@ -351,7 +353,7 @@ class SlurmLauncher(Launcher):
             if job:
                 self._cancel([job])
             else:
-                process.terminate()  # it cancels what it has asked for
+                process.terminate()  # salloc cancels its request
             raise
         finally:
             # It ends with the allocation, perhaps after this process.
@@ -379,7 +381,7 @@ class SlurmLauncher(Launcher):
         return job
 
     def _check_possible(self, job: str, said: str) -> None:
-        """Raise for a job that Slurm has taken into its queue, although it can never start."""
+        """Raise for a job that Slurm has accepted into its queue although it can never start."""
         jobs = slurm_queue.queue(self.PATIENCE, fresh=True)
         state = jobs.get(job) or jobs.get(f"{job}_0")
         if state is not None and state.never:
@@ -399,9 +401,9 @@ class SlurmLauncher(Launcher):
     # -- places that a job has already ----------------------------------------------------------------
 
     def _free(self, data: _Data, status: JobStatus) -> list[_Place]:
-        """The nodes of running jobs on which no host lives: first those that had none."""
+        """Return the nodes of running jobs on which no host runs: first those that had none."""
         jobs = self._jobs(data, fresh=True)
-        # By job, too: several may share a node.
+        # Also by job: several jobs may share a node.
         places = [(data.job_of(host.host), host.name) for host in status.hosts]
         used = set(places)
         living = {place for place, host in zip(places, status.hosts) if host.state is not HostPhase.GONE}
@@ -418,7 +420,7 @@ class SlurmLauncher(Launcher):
         return sorted(free, key=lambda place: (place.job, place.node) in used)
 
     def _add(self, data: _Data, hosts: range, free: list[_Place]) -> None:
-        """Start workers on nodes that a job has."""
+        """Start workers on nodes of existing jobs."""
         if len(free) < len(hosts):
             raise InfeasibleError(
                 f"{len(hosts)} hosts were asked for, and {len(free)} nodes of job {self._allocation} are free"
@@ -478,7 +480,7 @@ class SlurmLauncher(Launcher):
         )
 
     def _without_job(self, data: _Data, number: int, seen: _Host, how: str) -> HostStatus:
-        """The status of a host whose step or job has ended."""
+        """Return the status of a host whose step or job has ended."""
         said = find_announcement(seen.out)
         if said is not None and said.error:
             return HostStatus.announced(number, said, name=seen.node, exit_code=seen.code)
@@ -509,7 +511,7 @@ class SlurmLauncher(Launcher):
     # -- ending ---------------------------------------------------------------------------------------
 
     def end(self, ticket: Ticket, hosts: Sequence[int] | None = None) -> None:
-        """See ``Launcher``. A Slurm job ends with its last host; one that is not ours stays."""
+        """See ``Launcher``. A Slurm job ends with its last host. A job that was attached to stays."""
         data = _data(ticket)
         ending = set(range(ticket.hosts) if hosts is None else hosts)
         status = self.poll(ticket)
@@ -531,14 +533,14 @@ class SlurmLauncher(Launcher):
                 break
             self._cancel([*left, *left_steps])
             if time.monotonic() > limit:
-                break  # Slurm has promised, and a node that does not answer takes its time
+                break  # Slurm has confirmed the request, and a node that does not answer takes longer
             time.sleep(0.1)
         if hosts is None:
             self._wait_for_keepers(data.folder, ticket.hosts)
             _remove_folder(data.folder)
 
     def _wait_for_keepers(self, folder: str, hosts: int) -> None:
-        """Wait until no script writes into the folder any more; one whose machine was lost never says so."""
+        """Wait until no script writes into the folder any more. A script on a lost machine never reports its end."""
         limit = time.monotonic() + _KEEPER_TIME
         while time.monotonic() < limit:
             files = [_host(folder, number) for number in range(hosts)]
@@ -558,7 +560,7 @@ class SlurmLauncher(Launcher):
             return host.url
         try:
             command = ssh_command(["ssh"], host.name, options=("-W", host.url.removeprefix("tcp://")))
-        except ValueError as e:  # it has announced itself so
+        except ValueError as e:  # the announced name is invalid
             raise LaunchError(f"host {host.host} cannot be reached by ssh: {e}") from None
         return self._tunnels.to(host.url, command)
 
@@ -594,12 +596,12 @@ def _own(path: str, flags: int) -> int:
 
 
 def _environment() -> dict[str, str]:
-    """The environment for a new request: what describes a job that this program may run in says nothing of it."""
+    """Return the environment for a new request, without the variables of a job in which this program runs."""
     return {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
 
 
 def _detached(argv: list[str], out: Any) -> subprocess.Popen[bytes]:
-    """Start a command that goes on when this program ends, or is interrupted."""
+    """Start a command that continues when this program ends or is interrupted."""
     try:
         return programs.start(
             argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=_environment()

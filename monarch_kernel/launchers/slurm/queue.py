@@ -1,4 +1,4 @@
-"""Slurm's commands: queries about a user's jobs, whose text output is alike since release 20.11, and steps."""
+"""Run Slurm's commands: queries about a user's jobs, whose text output is stable since release 20.11, and steps."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from monarch_kernel import programs
 from monarch_kernel.launchers.base import LaunchError
 
-#: How long the answer of squeue is used (seconds). All jobs of this process share it, so that many cost no more.
+#: How long an answer of squeue is used (seconds). All jobs of this process share it, so many jobs cost no more.
 _FRESH = 1.0
-#: States in which a job has no nodes yet, and in which it has them. A job in any other has ended.
+#: States of jobs that have no nodes yet, and of jobs that have nodes. A job in any other state has ended.
 _WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 _LIVING = {"RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
 #: Reasons for which a job waits until an administrator changes something.
@@ -27,21 +27,21 @@ _NEVER = re.compile(
 
 
 class UnreachableError(OSError):
-    """Slurm did not answer; the message has its words."""
+    """Slurm did not answer. The message quotes it."""
 
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A job, as squeue shows it.
+    """A job in the output of squeue.
 
     Attributes:
-        id: the number; of an element of an array, that of the array with that of the element, as in "12_3".
-        number: the number of its own, for srun.
+        id: its id; for an element of an array, the number of the array with that of the element, as in "12_3".
+        number: its own number, for srun.
         state: "PENDING", "RUNNING", ...
-        reason: why it is in that state; "" if squeue gives none.
-        nodes: those it has; one that was lost is not among them.
-        start: when it is expected to start, or has started (Unix time); 0: not known.
-        end: when its time is over (Unix time); 0: not known, or never.
+        reason: why it is in that state; "" if squeue prints none.
+        nodes: its nodes, without lost ones.
+        start: when it is expected to start, or has started (Unix time); 0: unknown.
+        end: when its time limit ends (Unix time); 0: unknown, or never.
     """
 
     id: str
@@ -59,12 +59,12 @@ class QueuedJob:
 
     @property
     def lives(self) -> bool:
-        """Whether it has nodes, or still will."""
+        """Whether it has nodes, or will get them."""
         return self.waits or self.state in _LIVING
 
     @property
     def never(self) -> bool:
-        """Whether it waits for resources that no end of other jobs can free."""
+        """Whether it waits for resources that the end of other jobs cannot free."""
         return self.waits and _NEVER.fullmatch(self.reason) is not None
 
     def __str__(self) -> str:
@@ -82,11 +82,11 @@ _lock = threading.Lock()
 
 
 def queue(limit: float, fresh: bool = False) -> Mapping[str, QueuedJob]:
-    """All jobs of this user by their ids, ended ones too, as long as Slurm's controller remembers them.
+    """Return all jobs of this user by their ids, including ended ones, as long as Slurm's controller remembers them.
 
     Args:
-        limit: how long it may take (seconds).
-        fresh: whether an answer of a moment ago does not do.
+        limit: the time limit (seconds).
+        fresh: whether to ignore an answer from a moment ago.
 
     Raises:
         UnreachableError: Slurm does not answer.
@@ -101,7 +101,7 @@ def queue(limit: float, fresh: bool = False) -> Mapping[str, QueuedJob]:
 
 
 def steps(limit: float) -> dict[str, str]:
-    """The running steps of all jobs of this user: their ids by their names.
+    """Return the running steps of all jobs of this user: their ids by their names.
 
     Raises:
         UnreachableError: Slurm does not answer.
@@ -111,7 +111,7 @@ def steps(limit: float) -> dict[str, str]:
 
 
 def ended(job: str, limit: float) -> str:
-    """How a job has ended that squeue no longer shows, where accounting is kept; "" if it is not known."""
+    """Describe how a job ended that squeue no longer shows, if accounting is enabled; "" if unknown."""
     try:
         said = run(["sacct", "-n", "-X", "-P", "-j", job, "-o", "State,ExitCode"], limit)
     except (UnreachableError, LaunchError):
@@ -121,7 +121,7 @@ def ended(job: str, limit: float) -> str:
 
 
 def partitions(limit: float) -> str:
-    """The resources of the partitions, in a clause; "" if Slurm does not report them."""
+    """Describe the resources of the partitions, in a clause; "" if Slurm does not report them."""
     try:
         said = run(["sinfo", "-h", "-o", "%P|%D|%c|%m|%G|%l"], limit)
     except (UnreachableError, LaunchError):
@@ -136,11 +136,11 @@ def partitions(limit: float) -> str:
 
 
 def run(argv: Sequence[str], limit: float) -> str:
-    """What a command of Slurm prints.
+    """Run a command of Slurm, and return its output.
 
     Raises:
-        LaunchError: there is no such command.
-        UnreachableError: it fails, or takes too long.
+        LaunchError: the command does not exist.
+        UnreachableError: the command fails, or takes too long.
     """
     try:
         done = programs.run(
@@ -166,7 +166,7 @@ def run(argv: Sequence[str], limit: float) -> str:
 
 
 def expand(names: str) -> tuple[str, ...]:
-    """The nodes in Slurm's short form, such as "n[1-3,07],gpu[01-02]-ib"."""
+    """Expand Slurm's short form of nodes, such as "n[1-3,07],gpu[01-02]-ib"."""
     found: list[str] = []
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", names.strip()):
         pieces = re.findall(r"\[[^\]]*\]|[^\[]+", part)
@@ -206,12 +206,12 @@ def _time(text: str) -> float:
 
 
 def step_beside(job: str, node: str) -> list[str]:
-    """The command line that runs another on a node of a job of Slurm, in a step beside those that run there.
+    """Return the prefix of a command line that runs on a node of a Slurm job, in a step beside the running ones.
 
-    The step takes nothing from them: it shares what they have, and has no devices. Its output comes as it is written;
-    otherwise Slurm keeps it until a line ends, and frames have no lines.
+    The step takes no resources from the others: it shares theirs, and has no devices. Its output is unbuffered, because
+    Slurm would otherwise keep it until the end of a line, and frames have no lines.
     """
-    # Of an allocation that this process is in: they would be taken for options.
+    # Variables of an allocation that this process is in would be used as options.
     told = [name for name in os.environ if name.startswith(("SLURM_", "SRUN_", "PMI")) and name != "SLURM_CONF"]
     step = ["srun", "--overlap", f"--jobid={job}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--quiet"]
     step += ["--unbuffered", "--mpi=none", "--gres=none", "--cpu-bind=none", "--kill-on-bad-exit=0"]

@@ -1,8 +1,8 @@
-"""The scripts of a Slurm job, for sh. They hold no secret: a worker reads its key from a file, or from munge.
+"""Build the scripts of a Slurm job, for sh. They contain no secret: a worker reads its key from a file, or from munge.
 
-``keeper`` runs in the allocation for as long as it is kept: as the command of ``salloc`` on the machine that asked for
-it, or as the batch script of ``sbatch``. It runs ``start`` for each host, and so does a later program for a
-replacement. ``start`` runs ``worker`` on the node, as a step of its own, and keeps its output and exit code.
+``keeper`` runs in the allocation for as long as it is kept: as the command of ``salloc`` on the machine that requested
+it, or as the batch script of ``sbatch``. It runs ``start`` for each host; a later program does so for a replacement.
+``start`` runs ``worker`` on the node, as a separate step, and keeps its output and exit code.
 """
 
 from __future__ import annotations
@@ -11,24 +11,26 @@ from monarch_kernel import environment
 from monarch_kernel.launchers.base import MARKER, KeyWay, LaunchRequest
 from monarch_kernel.launchers.scripts import Script, one_word, script
 
-#: What srun sets for one task, and by which programs such as Lightning and MPI would take a rank for that task.
+#: Variables of srun for one task, by which programs such as Lightning and MPI would consider a rank that task.
 _OF_TASKS = script(
     "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_GTIDS SLURM_TASK_PID SLURM_NTASKS SLURM_NPROCS "
     "SLURM_STEP_NUM_TASKS SLURM_STEP_TASKS_PER_NODE SLURM_NTASKS_PER_NODE"
 )
-#: In the command line of a worker, what is known on its node only.
+#: Placeholders in the command line of a worker, for values that are known only on its node.
 _ADDRESS, _NAME = "tcp://ADDRESS:0", "NODENAME"
-#: How often the keeper of an allocation without workers looks for new ones (seconds).
+#: The interval at which the keeper of an allocation without workers checks for new ones (seconds).
 _PAUSE = 5
 
 
 def keeper(folder: str, request: LaunchRequest) -> Script:
-    """The command of an allocation: the number of its first host and how many it has are its arguments; an element of
-    an array has one. ``salloc`` as a third argument says that it is the parent.
+    """Build the command of an allocation.
+
+    Its arguments are the number of its first host and the number of its hosts; an element of an array has one. A third
+    argument ``salloc`` means that salloc is the parent.
 
     A salloc whose allocation is revoked just as its command ends may never end: the thread that gets the message reaps
-    the command, and the main thread then asks for it in a loop, on a whole core (22.05; 1 of 1,700 here). SIGHUP ends
-    that loop, and lets salloc relinquish the allocation, as it does when its command ends.
+    the command, and the main thread then waits for it in a busy loop, on a whole core (22.05; 1 of 1,700 here). SIGHUP
+    ends that loop. salloc then relinquishes the allocation, as it does when its command ends.
     """
     linger = max(1, int(request.command.idle))
     return script(
@@ -66,8 +68,8 @@ done
 
 
 def start(folder: str, request: LaunchRequest, port: int, interface: str, shared_home: bool) -> Script:
-    """Runs the worker of one host as a step: the Slurm job, the number of the host and its node are the arguments."""
-    # An expired credential has its payload all the same; then unmunge reports an error.
+    """Build the script that runs one worker as a step. Its arguments: the Slurm job, the host's number and its node."""
+    # An expired credential still contains its payload, but unmunge then reports an error.
     credential = script('( umask 077; munge --restrict-uid="$(id -u)" < secret > "$2.credential" )\n')
     return script(
         """#!/bin/sh
@@ -116,7 +118,7 @@ def _worker(folder: str, request: LaunchRequest, port: int, interface: str, shar
             interface=interface,
         )
     else:
-        # Some distributions give a host's own name an address of the loopback network.
+        # Some distributions map a host's own name to an address of the loopback network.
         address = script(
             """look() { getent "$1" "$2" | sed -n "1s/ .*//p"; }
 a=$(look ahostsv4 "$2"); a=${a:-$(look ahosts "$2")}
@@ -136,7 +138,7 @@ case "$a" in *:*) a="[$a]";; esac
 
 
 def batch(program: list[str]) -> Script:
-    """Runs a program in the allocation, where ``SlurmJob`` finds that it is the client."""
+    """Build the script that runs a program in the allocation, where ``SlurmJob`` detects that it is the client."""
     return script(
         """#!/bin/sh
 # Runs the client of a job of monarch_kernel in its allocation.

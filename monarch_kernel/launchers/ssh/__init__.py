@@ -1,4 +1,4 @@
-"""Hosts reached by ssh."""
+"""Get hosts by ssh."""
 
 from monarch_kernel.launchers.ssh.launcher import SSHLauncher
 

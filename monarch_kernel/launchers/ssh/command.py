@@ -1,20 +1,20 @@
-"""Command lines of the system's ssh. Every one is made here."""
+"""Build all command lines of the system's ssh."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-#: Nobody is there to answer a prompt, and what runs there has no terminal.
+#: No user can answer a prompt, and the remote command has no terminal.
 _OPTIONS = ("-T", "-o", "BatchMode=yes")
-#: What no name of a host or user has, but what shells and the user's configuration of ssh may take for more.
+#: Characters that no name of a host or user contains, but that shells or the user's ssh configuration could interpret.
 _ODD = frozenset("\"'`$\\;&|<>(){}*?!#")
 
 
 def checked_host(word: str) -> str:
-    """A host as ssh takes it: ``HOST``, ``USER@HOST`` or ``ssh://USER@HOST:PORT``.
+    """Check a host for ssh: ``HOST``, ``USER@HOST`` or ``ssh://USER@HOST:PORT``. Return it.
 
     Raises:
-        ValueError: it is none; a file that lists hosts may be a stranger's.
+        ValueError: it is not such a host. A file that lists hosts may come from an untrusted source.
     """
     is_text = isinstance(word, str) and bool(word)  # pyright: ignore[reportUnnecessaryIsInstance]  # users pass any
     if not is_text or word.startswith("-") or "@-" in word or any(not _is_plain(each) for each in word):
@@ -27,15 +27,15 @@ def _is_plain(character: str) -> bool:
 
 
 def ssh_command(ssh: Sequence[str], host: str, *remote: str, options: Sequence[str] = ()) -> list[str]:
-    """The command line of a connection.
+    """Build the command line of a connection.
 
     Args:
         ssh: the command, with further options for all hosts.
-        host: where to; see ``checked_host``.
-        remote: what runs there, as one word; none if ``options`` say so.
-        options: of this connection.
+        host: the host; see ``checked_host``.
+        remote: the remote command, as one word; none if ``options`` make it unnecessary.
+        options: options of this connection.
 
     Raises:
-        ValueError: the host is none.
+        ValueError: the host is invalid.
     """
     return [*ssh, *_OPTIONS, *options, "--", checked_host(host), *remote]

@@ -1,4 +1,4 @@
-"""Hosts that are reached by ssh, from a list or a hostfile."""
+"""Get hosts by ssh, from a list or a hostfile."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from monarch_kernel.launchers.ssh.command import checked_host, ssh_command
 from monarch_kernel.launchers.tunnel import Tunnels, reaches
 
 _SSH = "ssh"
-#: Where workers keep their announcements and logs on the hosts.
+#: The folder on the hosts in which workers keep their announcements and logs.
 _FOLDER = "~/.local/state/monarch_kernel/workers"
-#: How many connections are made at once.
+#: The number of parallel connections.
 PARALLEL = 8
-#: How long a start may take beyond the connection (seconds).
+#: The additional time limit for a start, beyond the connection (seconds).
 _START_TIME = 120.0
-#: How long a worker may take to end in good order (tenths of a second, as sh counts).
+#: The time limit for a worker to end in good order (tenths of a second, for sh).
 _GRACE = 60
-#: How long the answer of a host holds, before it is asked again (seconds).
+#: How long an answer of a host is used before the host is queried again (seconds).
 FRESH = 2.0
-#: How long an attempt to connect directly may take (seconds).
+#: The time limit for an attempt to connect directly (seconds).
 _DIRECT_TIME = 1.5
-#: What Monarch calls the transports between hosts.
+#: Monarch's names of the transports between hosts.
 _TRANSPORTS = ("tcp", "tls", "metatls", "metatls-hostname")
-#: ssh's own exit code: there was no connection.
+#: ssh's own exit code: the connection failed.
 _NO_CONNECTION = 255
 
 
@@ -64,24 +64,25 @@ class _Start:
     cancelled: bool = False
 
     def holds(self, now: float) -> bool:
-        """Whether the status need not be asked for again."""
+        """Return whether the status need not be queried again."""
         return self.status is not None and (self.status.state is HostPhase.GONE or now - self.seen < FRESH)
 
 
 class SSHLauncher(Launcher):
-    """Starts a worker on each of some hosts by the system's ``ssh``, with all that the user has configured for it:
-    users, keys, agents, jump hosts, ControlMaster.
+    """Starts a worker on each of several hosts by the system's ``ssh``.
 
-    A connection lasts until the worker has announced itself. The key goes through it; nothing that is secret is an
-    argument or a file on the host.
+    It uses the user's configuration of ssh: users, keys, agents, jump hosts, ControlMaster.
+
+    A connection lasts until the worker has announced itself. The key is sent through it. No secret is an argument or in
+    a file on the host.
 
     Args:
-        hosts: as for ``ssh``, with a user if needed. One that is named several times has several workers.
+        hosts: the hosts, as for ``ssh``, with a user if needed. A host that is named several times has several workers.
         ssh: the command, with further options for all hosts.
-        port: where workers listen; 0: any free port.
-        tunnel: whether this process reaches workers through ssh, as ports are closed; None: only where no direct
+        port: the port at which workers listen; 0: any free port.
+        tunnel: whether this process reaches workers through ssh, because ports are closed; None: only if no direct
             connection succeeds.
-        parallel: how many connections are made at once.
+        parallel: the number of parallel connections.
     """
 
     name = "ssh"
@@ -110,10 +111,10 @@ class SSHLauncher(Launcher):
         self._starts: dict[str, _Start] = {}
         self._tunnels = Tunnels()
         self._lock = threading.Lock()
-        self._news = threading.Event()  # a start has failed, or the last one has ended
+        self._news = threading.Event()  # set when a start has failed, or the last one has ended
 
     def add(self, hosts: Sequence[str], at: int) -> None:
-        """Put more hosts into the list, before the one at this place."""
+        """Insert more hosts into the list, before this position."""
         self._list[at:at] = [checked_host(host) for host in hosts]
 
     def options(self) -> dict[str, Any]:
@@ -159,7 +160,7 @@ class SSHLauncher(Launcher):
         places: list[str] = list(ticket.data["hosts"])
         status = self.poll(ticket)
         used = [places[host.host] for host in status.hosts if host.state is not HostPhase.GONE]
-        # A host whose worker has gone first, if it can still be reached: its files are there.
+        # First use a host whose worker is gone, if it can still be reached, because it has files of the job.
         gone = [places[host.host] for host in status.hosts if host.state is HostPhase.GONE]
         free = [host for host in dict.fromkeys([*gone, *self._list]) if host not in used or self._list.count(host) > 1]
         for host in used:
@@ -175,7 +176,7 @@ class SSHLauncher(Launcher):
         return self._started(request, chosen, places)
 
     def answering(self, hosts: Sequence[str]) -> list[str]:
-        """Those of these hosts that can be reached."""
+        """Return those of these hosts that can be reached."""
         answers = each_at_once(self._parallel, lambda host: (host, self._answers(host)), hosts, "ssh")
         return [host for host, answered in answers if answered]
 
@@ -195,7 +196,7 @@ class SSHLauncher(Launcher):
         return ticket
 
     def begin(self, request: LaunchRequest, hosts: Mapping[int, str]) -> list[threading.Thread]:
-        """Start workers on hosts by their numbers; returns the threads that do it, which end with the last start."""
+        """Start workers on hosts by their numbers. Return the starting threads, which end with the last start."""
         with self._lock:
             for number in hosts:
                 self._starts[request.command.marker(number)] = _Start()
@@ -273,8 +274,8 @@ class SSHLauncher(Launcher):
             start.said, start.status, start.seen = text, status, time.monotonic()
             over = all(one.status is not None for one in self._starts.values())
             if over:
-                # The others announced themselves before. Whoever connects to them next sees whether they have died:
-                # to ask each by a connection of its own would take as long again as the start.
+                # The others announced themselves before. The next connection to them shows whether they have died.
+                # Querying each over a separate connection would double the time of the start.
                 for other, one in self._starts.items():
                     if other.startswith(f"{command.job}."):
                         one.seen = start.seen
@@ -282,7 +283,7 @@ class SSHLauncher(Launcher):
                 self._news.set()
 
     def _preparation(self, job: str) -> Script:
-        """What sh does on a host before it starts a worker: it sets ``a`` to the address at which that listens."""
+        """Build the preparation that sh runs before it starts a worker: it sets ``a`` to the address for listening."""
         del job
         return _OWN_ADDRESS
 
@@ -294,7 +295,7 @@ class SSHLauncher(Launcher):
         return JobStatus(tuple(found[number] for number in range(ticket.hosts)))
 
     def statuses(self, ticket: Ticket, numbers: Sequence[int]) -> dict[int, HostStatus]:
-        """Where these hosts are, by their numbers."""
+        """Return the status of these hosts, by their numbers."""
         found: dict[int, HostStatus] = {}
         ask: list[int] = []
         now = time.monotonic()
@@ -310,7 +311,7 @@ class SSHLauncher(Launcher):
                     state = HostPhase.STARTING if began else HostPhase.QUEUED
                     found[number] = HostStatus(host=number, state=state, name=host, reason=why)
                 elif start is not None and (known := start.status) is not None and (starting or start.holds(now)):
-                    # While some start, the others are not asked each time: that would slow the start down.
+                    # During starts, the others are not queried each time, because that would slow down the starts.
                     found[number] = known
                 else:
                     ask.append(number)
@@ -328,9 +329,9 @@ class SSHLauncher(Launcher):
         self._news.wait(seconds)
 
     def _ask(self, ticket: Ticket, number: int) -> HostStatus:
-        """Ask a host whether its worker lives."""
+        """Query a host for whether its worker is alive."""
         host, mark = ticket.data["hosts"][number], _mark(ticket, number)
-        # Once more after a moment: a process that forks or executes a program may be seen by no look.
+        # Repeat this after a moment: a process that is just forking or executing a program may be missed.
         ask = script(
             '@{find} a=$(find); [ -n "$a" ] || { sleep 0.1; a=$(find); }; [ -n "$a" ] && echo lives; '
             "cat @{announcement} 2>/dev/null",
@@ -370,7 +371,7 @@ class SSHLauncher(Launcher):
     # -- ending ---------------------------------------------------------------------------------------
 
     def end(self, ticket: Ticket, hosts: Sequence[int] | None = None) -> None:
-        """See ``Launcher``. A host that cannot be reached is left: its worker ends after its idle time."""
+        """See ``Launcher``. Hosts that cannot be reached are skipped: their workers end after their idle time."""
         numbers = list(range(ticket.hosts) if hosts is None else hosts)
         with self._lock:
             for number in numbers:
@@ -388,8 +389,8 @@ class SSHLauncher(Launcher):
         mark = _mark(ticket, number)
         start = self._starts.get(mark)
         if start is not None and start.status is not None and start.process is None and start.cancelled:
-            return  # it was never begun
-        # The worker ends its ranks in good order; what is left after that is killed.
+            return  # it was never started
+        # The worker ends its ranks in good order. Remaining processes are then killed.
         end = script(
             "@{find} p=$(sed -n 's/.*\"pid\":\\([0-9]*\\).*/\\1/p' @{announcement} 2>/dev/null); "
             'a=$(find); case " $(echo $a) " in *" $p "*) ;; *) p=$a;; esac; [ -n "$p" ] && kill $p 2>/dev/null; '
@@ -435,17 +436,17 @@ class SSHLauncher(Launcher):
 
 
 class SSHJob(EngineJob):
-    """Hosts that are reached by ``ssh``, with all that the user has configured for it (``docs/ssh.md``).
+    """Hosts reached by ``ssh``, with the user's configuration of it (``docs/ssh.md``).
 
     Args:
         hosts: their names, as for ``ssh``; or the path of a hostfile, with a host at the beginning of each line. None:
-            ``add_mesh`` names them.
+            call ``add_mesh`` to name them.
         meshes: the number of hosts of each mesh; by default all of them are the mesh ``hosts``. Further hosts of the
             list are spares, which replace lost ones.
         ssh: the command, with further options for all hosts, such as ``("ssh", "-F", "config")``.
-        port: where workers listen; 0: any free port.
-        tunnel: whether workers are reached through ssh, as their ports are closed; None: where it is needed.
-        parallel: how many connections are made at once.
+        port: the port at which workers listen; 0: any free port.
+        tunnel: whether workers are reached through ssh, because their ports are closed; None: only if necessary.
+        parallel: the number of parallel connections.
         options: those of ``EngineJob``.
     """
 
@@ -471,11 +472,11 @@ class SSHJob(EngineJob):
         super().__init__(launcher, every if meshes is None else meshes, **options)
 
     def add_mesh(self, name: str, hosts: Sequence[str]) -> None:
-        """Ask for one more mesh, of these hosts; before the job is applied.
+        """Request another mesh of these hosts, before the job is applied.
 
         Raises:
             RuntimeError: the job was applied.
-            ValueError: the name is no identifier or there is such a mesh, or a host is not one for ssh.
+            ValueError: the name is not an identifier, the mesh already exists, or a host is invalid for ssh.
         """
         self._check_new("add_mesh")
         if name in self._requested:
@@ -492,16 +493,16 @@ def monarch_ssh_job(
     transport: str = "tcp",
     **options: Any,
 ) -> SSHJob:
-    """An ``SSHJob`` without meshes, by the arguments of Monarch's class of this name, which is private there.
+    """Create an ``SSHJob`` without meshes, with the arguments of Monarch's class of this name, which is private there.
 
     Args:
         python_exe: the interpreter on the hosts.
         ssh_args: further options for ``ssh``.
-        monarch_port: where workers listen; 0: any free port.
-        transport: one that the hosts reach each other by: it is TCP, always encrypted.
+        monarch_port: the port at which workers listen; 0: any free port.
+        transport: Monarch's name of a transport between hosts. It is always encrypted TCP.
 
     Raises:
-        ValueError: the transport is none between hosts.
+        ValueError: the transport is not one between hosts.
     """
     if transport not in _TRANSPORTS:
         raise ValueError(f"SSHJob cannot use the transport {transport!r}: use one of {', '.join(_TRANSPORTS)}")
@@ -509,7 +510,7 @@ def monarch_ssh_job(
 
 
 def hostfile(path: str | os.PathLike[str]) -> list[str]:
-    """The hosts in a hostfile, as MPI and DeepSpeed have them: the first word of each line; ``#`` begins a comment.
+    """Parse a hostfile in the format of MPI and DeepSpeed: the first word of each line; ``#`` begins a comment.
 
     Raises:
         ValueError: the file cannot be read, or names no host.
@@ -524,7 +525,7 @@ def hostfile(path: str | os.PathLike[str]) -> list[str]:
     return found
 
 
-#: In the command line of a worker, where its own address comes: the one at which this connection reached the host.
+#: A placeholder in the command line of a worker, for the address by which this connection reached the host.
 _ADDRESS = "tcp://ADDRESS:0"
 _OWN_ADDRESS = script('set -- $SSH_CONNECTION; a=$3; case "$a" in *:*) a="[$a]";; esac;')
 
@@ -538,10 +539,10 @@ def _path(mark: str, kind: str) -> Script:
 
 
 def _find(mark: str) -> Script:
-    """Defines a function of sh: the processes of a worker, which carry its mark."""
+    """Define a function of sh that finds the processes of a worker, which carry its mark."""
     return script("find() { grep -lszxF @{mark} /proc/[0-9]*/environ | cut -d/ -f3; };", mark=f"{MARKER}={mark}")
 
 
 def _remote(text: Script) -> Script:
-    """A script of sh as one command, whatever the user's login shell is."""
+    """Build a command that runs a script of sh, whatever the user's login shell is."""
     return script("sh -c @{text}", text=one_word(text))

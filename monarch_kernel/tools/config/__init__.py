@@ -1,4 +1,4 @@
-"""What is synced, and what a job is asked for, by the names of ``monarch.tools.config``."""
+"""Describe a request for hosts and a workspace, with the names of ``monarch.tools.config``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ NOT_SET = "__NOT_SET__"
 
 @dataclass
 class Config:
-    """A request for hosts, as programs for Monarch and TorchX keep it.
+    """A request for hosts, in the form of programs for Monarch and TorchX.
 
     Attributes:
         scheduler: the name of a scheduler of TorchX.
         scheduler_args: its arguments.
-        workspace: what is synced to the hosts.
+        workspace: the workspace that is synced to the hosts.
         dryrun: whether the request is only shown.
-        appdef: what runs there: an ``AppDef`` of TorchX.
+        appdef: the program to run: an ``AppDef`` of TorchX.
     """
 
     scheduler: str = NOT_SET

@@ -1,4 +1,4 @@
-"""What TorchX is asked for by default, by the names of ``monarch.tools.config.defaults``. TorchX must be installed."""
+"""Provide TorchX's defaults, with the names of ``monarch.tools.config.defaults``. TorchX must be installed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _MODULES = {"local_cwd": "local", "local_docker": "docker", "slurm": "slurm", "k
 
 
 def component_fn(scheduler: str) -> NoReturn:
-    """There is none for any scheduler, in Monarch either.
+    """Raise an error: no scheduler has a default component, in Monarch either.
 
     Raises:
-        NotImplementedError: always; it says what to use.
+        NotImplementedError: always; the message says what to use.
     """
     raise NotImplementedError(
         f"no default component_fn for scheduler {scheduler!r}: give TorchX an AppDef, or take hosts from a job "
@@ -24,7 +24,7 @@ def component_fn(scheduler: str) -> NoReturn:
 
 
 def scheduler_factories() -> dict[str, Callable[..., Any]]:
-    """What makes each scheduler of TorchX, by its name.
+    """Return the factory of each scheduler of TorchX, by its name.
 
     Raises:
         ImportError: TorchX is not installed.
@@ -35,5 +35,5 @@ def scheduler_factories() -> dict[str, Callable[..., Any]]:
 
 
 def dryrun_info_formatter(dryrun_info: Any) -> Callable[..., str]:
-    """What shows a dry run of TorchX as text."""
+    """Return the function that formats a dry run of TorchX."""
     return dryrun_info._fmt

@@ -1,4 +1,4 @@
-"""Why a mesh makes no progress: which ranks wait in which operation, and for which ranks (`hang`).
+"""Find out why a mesh makes no progress: which ranks wait in which operation, and for which ranks (`hang`).
 
 `sampling` queries the ranks for evidence, `judge` decides from it (with `situation`, `mismatch`, `absence`, `history`),
 `phrases` words the decision, and a `verdict` displays itself.
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 def hang(mesh: ProcMesh | ActorMesh[Any], *, ranks: Iterable[int] | None = None, timeout: float = 5.0) -> Verdict:
-    """Why these ranks make no progress, and which rank is to blame, if that can be determined.
+    """Find out why these ranks make no progress, and which rank is to blame, if that can be determined.
 
     Samples the stacks of all ranks, and PyTorch's record of their collectives, twice, half a second apart. This takes
     less than a second if all ranks answer, and does not affect user code.
 
     Args:
         mesh: a proc mesh or an actor mesh, or a slice of one.
-        ranks: the ranks of ``mesh`` to query, if not all; nothing is known about the others then.
+        ranks: the ranks of ``mesh`` to query; by default all. Nothing is known about ranks that are not queried.
         timeout: how long to wait for ranks that do not answer (seconds, in total).
 
     Returns:
-        The verdict, which prints and displays itself. It is undecided rather than a guess.
+        The verdict, which prints and displays itself. It is undecided if the evidence does not suffice.
 
     Raises:
         ValueError: ``mesh`` has no such rank.

@@ -33,7 +33,7 @@ _BUSY_KINDS = {LOADS: verdict.LOADER, RUNS: verdict.RUNNING, STANDS: verdict.STA
 
 
 def of_ends(now: Situation, ends: set[int], edges: Mapping[int, set[int]]) -> Verdict:
-    """Why the ranks that all others wait for do not arrive.
+    """Explain why the ranks that all others wait for do not arrive.
 
     Args:
         now: the situation.

@@ -18,7 +18,7 @@ def conclude(
     likely: bool = False,
     alternatives: tuple[str, ...] = (),
 ) -> Verdict:
-    """A verdict about this situation; the arguments are as in `Verdict`."""
+    """Build a verdict about this situation. The arguments are as in `Verdict`."""
     rows = phrases.rows(now.evidence, {culprit.rank for culprit in culprits})
     notes = phrases.timeouts(now.evidence)
     return Verdict(kind, tuple(culprits), sentence, rows, likely, notes, now.mesh, alternatives)

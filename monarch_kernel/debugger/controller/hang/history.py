@@ -1,7 +1,8 @@
-"""Where the histories of two ranks diverge: which rank skipped a collective, made an extra call, or changed the order.
+"""Find where the histories of two ranks diverge: which rank skipped a collective, added a call, or changed the order.
 
-Pure. Two calls are equal if operation, sizes and the line of user code are equal. Ranks may well call the same
-collective from different lines, so a difference counts only if leaving out some calls makes the rest equal again.
+Pure. Two calls are equal if their operations, sizes and lines of user code are equal. Ranks may correctly call the same
+collective from different lines. A difference therefore counts only if leaving out some calls makes the rest equal
+again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ SAME, SKIPPED, EXTRA, REORDERED, UNCLEAR = "same", "skipped", "extra", "reordere
 
 #: At most this many consecutive calls are considered skipped or added.
 _MOST = 8
-#: What was done this many times is a habit.
+#: A pattern that was repeated this many times is a habit.
 _HABIT = 2
 
 
@@ -36,7 +37,7 @@ class Divergence:
 
 
 def divergence(mine: Sequence[Operation], reference: Sequence[Operation]) -> Divergence:
-    """How `mine` differs from `reference`, both by number; calls that only one of them still records are ignored."""
+    """Compare `mine` with `reference` by number; calls that only one of them still records are ignored."""
     if not mine or not reference:
         return Divergence(SAME)
     start = max(mine[0].number, reference[0].number)

@@ -45,7 +45,7 @@ def _settled(before: Evidence | None, after: Evidence) -> Evidence:
 
 
 def _waits(evidence: Evidence) -> object:
-    """What a rank waits for, in a form that can be compared between two samples."""
+    """Return what a rank waits for, in a form that can be compared between two samples."""
     return [
         (wait.kind, wait.operation.group, wait.operation.number, wait.operation.name, wait.peer)
         for wait in evidence.waits
@@ -53,7 +53,7 @@ def _waits(evidence: Evidence) -> object:
 
 
 def judge(evidence: Mapping[int, Evidence], mesh: str = "") -> Verdict:
-    """Why these ranks wait, and for which ranks.
+    """Explain why these ranks wait, and for which ranks.
 
     Args:
         evidence: the settled evidence of each rank of the mesh.
@@ -76,7 +76,7 @@ def judge(evidence: Mapping[int, Evidence], mesh: str = "") -> Verdict:
 
 
 def _of_running_cells(evidence: Mapping[int, Evidence]) -> Mapping[int, Evidence]:
-    """The evidence without failures of other cells than those that ranks run: these are evidence of nothing."""
+    """Return the evidence without failures of cells that ranks no longer run: these are not evidence."""
     cells = {each.cell for each in evidence.values() if each.cell}
     if not cells:
         return evidence

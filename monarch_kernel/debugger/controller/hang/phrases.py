@@ -1,4 +1,4 @@
-"""The wording of a verdict: every phrase and sentence in it. It decides nothing. Pure."""
+"""Word verdicts: every phrase and sentence of them. This module decides nothing. Pure."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def doing(chosen: Iterable[int], what: str) -> str:
 
 
 def states(evidence: Mapping[int, Evidence], chosen: Iterable[int]) -> str:
-    """What these ranks are doing; ranks that do the same are merged."""
+    """Describe what these ranks are doing. Ranks that do the same are merged."""
     alike: dict[str, list[int]] = {}
     for rank in sorted(chosen):
         alike.setdefault(state(evidence[rank]), []).append(rank)
@@ -112,7 +112,7 @@ def skipped(calls: Sequence[Operation]) -> str:
 
 
 def diverged(found: Divergence) -> str:
-    """How a rank's history differs from that of the others."""
+    """Describe how a rank's history differs from that of the others."""
     if found.kind == SKIPPED:
         return skipped(found.calls)
     first = found.calls[0]
@@ -125,17 +125,17 @@ def skipped_and_is(calls: Sequence[Operation], each: Evidence) -> str:
 
 
 def not_entered(each: Evidence) -> str:
-    """A rank that may still arrive."""
+    """Describe a rank that may still arrive."""
     return f"has not entered it: it {state(each)}"
 
 
 def never_entered(each: Evidence) -> str:
-    """A rank that will no longer arrive."""
+    """Describe a rank that will no longer arrive."""
     return f"never entered it and {state(each)}"
 
 
 def called_alone(which: Operation) -> str:
-    """A call that only these ranks made."""
+    """Describe a call that only these ranks made."""
     return f"{called(which)}, which no other rank called"
 
 
@@ -154,7 +154,7 @@ def waits_in(pending: PendingOperation) -> str:
 
 
 def which_wait(now: Situation, missing: Sequence[int]) -> str:
-    """The ranks that wait for the missing ones, and where."""
+    """Describe which ranks wait for the missing ones, and where."""
     for pending in now.pending:
         if pending.waiting:
             return waits_in(pending)
@@ -186,7 +186,7 @@ def _wait(each: Evidence, wait: Wait) -> str:
 
 
 def state(each: Evidence) -> str:
-    """What a rank is doing, as a verb phrase."""
+    """Describe what a rank is doing, as a verb phrase."""
     if each.state == WAITS and each.waits:
         return _wait(each, each.waits[0])
     if each.state == IDLE:
@@ -226,9 +226,9 @@ def _function(place: SourceLocation | None) -> str:
 
 
 def rows(evidence: Mapping[int, Evidence], blamed: set[int]) -> tuple[VerdictRow, ...]:
-    """What all ranks are doing, equal ones merged; those to blame first, then the smallest set.
+    """List what all ranks are doing, equal ones merged; ranks to blame come first, then the smallest set.
 
-    A row stands for one rank or many, so that its text has no "is".
+    A row may describe one rank or many, so its text omits "is".
     """
     alike: dict[tuple[bool, str], list[int]] = {}
     for rank, each in evidence.items():
@@ -238,7 +238,7 @@ def rows(evidence: Mapping[int, Evidence], blamed: set[int]) -> tuple[VerdictRow
 
 
 def timeouts(evidence: Mapping[int, Evidence]) -> tuple[str, ...]:
-    """When the first process group in which ranks wait times out."""
+    """Describe when the first process group in which ranks wait times out."""
     limits = {
         of.timeout: of
         for each in evidence.values()

@@ -1,4 +1,4 @@
-"""Samples the ranks of a mesh twice, and judges the evidence."""
+"""Sample the ranks of a mesh twice, and judge the evidence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from monarch_kernel.introspection import StackRead, Whole
 APART = 0.4
 #: A rank that has not answered after this long is also read from outside (seconds).
 PROMPT = 1.0
-#: How many collectives ranks report at first, and how many if the first do not reach back to where they diverged.
+#: How many collectives ranks report at first, and how many if those do not reach back to the point of divergence.
 DEPTH, ALL = 128, 2000
 
 
@@ -51,7 +51,7 @@ def sample_and_judge(mesh: ProcMesh | ActorMesh[Any], ranks: Iterable[int] | Non
 def _sample(
     mesh: ProcMesh | ActorMesh[Any], ranks: Sequence[int] | None, depth: int, deadline: float
 ) -> dict[int, Evidence]:
-    """What each of these ranks reports, or what others report about it."""
+    """Collect what each of these ranks reports, or what others report about it."""
     whole = tool_runtime().whole_of(mesh)
     found: dict[int, Evidence] = {}
     missing: Sequence[int] | None = ranks
@@ -77,7 +77,7 @@ def _sample(
 
 
 def _as_it_stands(whole: Whole, evidence: Evidence) -> Evidence:
-    """What is known of a rank that does not answer: it may have reported that it stands in the debugger."""
+    """Add the known stop of a rank that does not answer: it may have reported that it is stopped in the debugger."""
     at = stops_of(whole).get(evidence.rank) if evidence.state == LATE else None
     frame = None if at is None else shown_frame(at.stop.frames)
     if frame is None:
@@ -86,14 +86,14 @@ def _as_it_stands(whole: Whole, evidence: Evidence) -> Evidence:
 
 
 def _signal_of(mesh: ProcMesh | ActorMesh[Any], rank: int) -> int:
-    """The signal that ended a rank; 0 if none is known to have."""
+    """Return the signal that ended a rank; 0 if it is unknown, or there was none."""
     whole = tool_runtime().whole_of(mesh)
     death = tool_runtime().deaths_of(whole.procs).get(whole.ranks[rank])
     return 0 if death is None else death.signal
 
 
 def _from_outside(mesh: ProcMesh | ActorMesh[Any], ranks: Sequence[int]) -> dict[int, Evidence]:
-    """Ranks that did not answer, as their host agents see them."""
+    """Return evidence about ranks that did not answer, as read by their host agents."""
     if not ranks:
         return {}
     whole = tool_runtime().whole_of(mesh)
@@ -118,7 +118,7 @@ def _evidence_of(rank: int, read: StackRead) -> Evidence:
 
 
 def _reaches_too_short(evidence: Iterable[Evidence]) -> bool:
-    """Whether ranks wait and their histories differ from the very beginning."""
+    """Return whether ranks wait, and their histories already differ at the first recorded call."""
     found = list(evidence)
     if not any(each.state == WAITS for each in found):
         return False

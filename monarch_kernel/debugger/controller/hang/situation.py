@@ -1,4 +1,4 @@
-"""Which ranks wait for which: the known facts about the ranks of a mesh, and the operations that they wait in. Pure."""
+"""Determine which ranks wait for which, from the known facts about a mesh and its pending operations. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PendingOperation:
         waiting: the ranks that wait in it, and how.
         entered: the ranks that have entered it, including those that wait.
         absent: the members of the group that have not entered it.
-        outside: how many members are unknown, or not ranks of this mesh.
+        outside: the number of members that are unknown or not ranks of this mesh.
     """
 
     group: ProcessGroup

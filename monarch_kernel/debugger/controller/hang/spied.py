@@ -1,4 +1,4 @@
-"""What the threads of a process that was read from outside are doing, by their frames. Pure."""
+"""Determine what the threads of a process are doing from frames that were read from outside. Pure."""
 
 from __future__ import annotations
 

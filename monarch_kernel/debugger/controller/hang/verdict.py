@@ -57,7 +57,7 @@ class VerdictRow:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why ranks wait, and for which ranks.
+    """An explanation why ranks wait, and for which ranks.
 
     Attributes:
         kind: one of the kinds above.

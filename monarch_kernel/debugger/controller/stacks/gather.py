@@ -1,4 +1,4 @@
-"""Queries all ranks of a mesh for their stacks; host agents read the ranks that do not answer from outside."""
+"""Query all ranks of a mesh for their stacks. Host agents read ranks that do not answer from outside."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from monarch_kernel.debugger.source_locations import Label
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import StackRead, Whole
 
-#: How long host agents may take to read the stacks of ranks that do not answer (seconds).
+#: The time limit for host agents to read the stacks of ranks that do not answer (seconds).
 OUTSIDE_TIMEOUT = 3.0
-#: How long they may take with native frames (seconds): 0.1 s for each rank, a few at a time on each host.
+#: The same with native frames (seconds): a rank takes 0.1 s, and a few are read in parallel on each host.
 NATIVE_TIMEOUT = 10.0
 
 
@@ -41,7 +41,7 @@ def stacks(
     values: bool = False,
     label: Label | None = None,
 ) -> Stacks:
-    """What the ranks of a mesh are doing now: all their Python stacks and asyncio tasks, merged.
+    """Show what the ranks of a mesh are doing now: all their Python stacks and asyncio tasks, merged.
 
     If a rank does not answer in time (it is stopped, or native code holds the interpreter lock), its host agent reads
     it from outside, with py-spy.
@@ -52,8 +52,8 @@ def stacks(
         native: include the frames of native code; this pauses each rank for about 0.1 s.
         all_threads: include threads that run no user code.
         timeout: when a rank that has not answered is read from outside (seconds).
-        over: sample the ranks for this long (seconds), and show what stays: stacks end where they move, so ranks that
-            compute look alike, and a rank that hangs stands out.
+        over: sample the ranks for this long (seconds), and show only frames that stay the same. Ranks that compute then
+            look alike, and a rank that hangs stands out.
         values: include the local variables of the innermost frame of user code.
         label: labels files, such as `Cell In[3]`.
 
@@ -118,13 +118,13 @@ def _stands(at: RankStop, label: Label | None) -> str:
 
 
 def _silent(whole: Whole, ranks: Sequence[int]) -> dict[int, str]:
-    """The ranks that their host agent has reported as unresponsive: a query to them would only cost time."""
+    """Return ranks that their host agent has reported as unresponsive; a query to them would only cost time."""
     known: dict[int, str] = whole.procs.unresponsive()
     return {rank: known[whole.ranks[rank]] for rank in ranks if whole.ranks[rank] in known}
 
 
 class _OutsideReader:
-    """Requests host agents to read ranks, on its own thread."""
+    """Requests host agents to read ranks, on a separate thread."""
 
     def __init__(self, whole: Whole, ranks: Iterable[int], native: bool) -> None:
         self._back = {whole.ranks[rank]: rank for rank in ranks}
@@ -139,7 +139,7 @@ class _OutsideReader:
         self._found = {self._back[rank]: read for rank, read in found.items()}
 
     def reads(self) -> dict[int, StackRead]:
-        """What the host agents have read, by rank of the queried mesh."""
+        """Return what the host agents have read, by rank of the queried mesh."""
         if self._back:
             self._thread.join()  # it has its own deadline
         return self._found
@@ -148,11 +148,11 @@ class _OutsideReader:
 def _from_outside(
     read: StackRead | None, silent: str, waited: float, all_threads: bool
 ) -> tuple[StackSnapshot | None, str]:
-    """A rank that did not answer: its snapshot, if its host agent has read one, and the sentence about it.
+    """Return the snapshot of a rank that did not answer, if its host agent has read one, and a sentence about it.
 
     Args:
-        read: what the host agent has read; None if it has not answered.
-        silent: why the rank does not answer, if its host agent already knew; "" if it did not.
+        read: the result from the host agent; None if the agent has not answered.
+        silent: why the rank does not answer, if its host agent already knew; else "".
         waited: how long the query waited for the rank (seconds).
         all_threads: include threads that run no user code.
     """

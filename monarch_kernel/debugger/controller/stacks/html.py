@@ -1,7 +1,7 @@
-"""Merged stacks as HTML: branches fold, and a line expands to the code around it, or to the library frames in it.
+"""Render merged stacks as HTML. Branches fold, and a line expands to the code around it, or to its library frames.
 
-The HTML needs no scripts or style sheets, and inherits its colours, so it looks right on light and dark pages, in any
-front end, and in a saved notebook.
+The HTML needs no scripts or style sheets. It inherits its colours, so it fits light and dark pages, all front ends, and
+saved notebooks.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from monarch_kernel.meshes import format_ranks
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.stacks.stacks_report import Stacks
 
-#: How many lines before and after a frame's own line are shown when it is expanded.
+#: How many lines before and after the line of a frame are shown when the frame is expanded.
 CONTEXT = 3
-#: How many frames can be expanded; in a very large tree, the others show only their line.
+#: How many frames can be expanded. In a very large tree, the others show only their line.
 _MOST_CONTEXTS = 400
 #: Runs of ranks, and processes, that a tooltip lists.
 _MOST_RUNS, _MOST_PROCESSES = 60, 8
 
 
 def html_of(stacks: Stacks, label: Label | None = None) -> str:
-    """The headline, the notes, and the tree; tooltips show the processes of ranks."""
+    """Render the headline, the notes, and the tree. Tooltips show the processes of ranks."""
     return _Page(stacks, label or stacks.label).whole()
 
 
@@ -54,7 +54,7 @@ class _Page:
         self._contexts = 0
 
     def whole(self) -> str:
-        """The page."""
+        """Render the page."""
         stacks = self._stacks
         idle = stacks.idle
         blocks = [(len(root.ranks), self._root(root)) for root in stacks.tree]
@@ -124,7 +124,7 @@ class _Page:
         if not frame.source or self._contexts >= _MOST_CONTEXTS:
             return ""
         if not is_readable_source(file) or source_line(file, line) != frame.source:
-            return ""  # it is of a stranger's report, or the ranks have a different version of it
+            return ""  # the file is from another user's report, or the ranks have another version of it
         self._contexts += 1
         rows: list[str] = []
         for at in range(max(1, line - CONTEXT), line + CONTEXT + 1):
@@ -167,7 +167,7 @@ class _Page:
 
 
 def _divergence(branch: StackBranch) -> str:
-    """A mark at a point where ranks diverge."""
+    """Mark a point where ranks diverge."""
     ways = sum(not each.concurrent for each in continuations_of(branch))
     return f" {_span(styles.FORK_CHIP, f'ranks diverge here: {ways} ways')}" if ways > 1 else ""
 

@@ -1,7 +1,7 @@
 """Lay out a merged tree in lines, for every renderer: frames that share a line, and the names of ranks and frames.
 
-Frames that follow each other without a branch are listed below each other without further indentation, so deep stacks
-stay readable; neighbouring library frames share a line. Pure.
+Frames that follow each other without a branch are listed with the same indentation, so that deep stacks stay readable.
+Neighbouring library frames share a line. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, OPERATI
 from monarch_kernel.debugger.source_locations import LIBRARY, RUNTIME, Label, shown_cell, shown_file
 from monarch_kernel.meshes import format_points
 
-#: How many continuations of stacks from one place are shown; further ones are only counted.
+#: How many continuations of stacks from one location are shown. Further ones are only counted.
 MOST_BRANCHES = 40
 _MOST_NAMES, _MOST_NATIVE = 3, 6
 # Names in one line take about this width.
@@ -33,7 +33,7 @@ class DisplayLine:
         nodes: the frames, the outermost first.
         place: the location, as the line shows it.
         source: the source that it shows; "" for none.
-        span: the columns of `source` that run now.
+        span: the columns of `source` that are executing now.
     """
 
     nodes: tuple[FrameNode, ...]
@@ -48,7 +48,7 @@ class DisplayLine:
 
 
 class Continuation(NamedTuple):
-    """One of the ways in which stacks continue from a place.
+    """One of the ways in which stacks continue from a location.
 
     Attributes:
         ranks: the ranks that continue this way.
@@ -64,7 +64,7 @@ class Continuation(NamedTuple):
 
 
 def path_from(node: FrameNode) -> list[FrameNode]:
-    """A node and those that follow it without a branch."""
+    """Return a node and its successors up to the next branch."""
     path = [node]
     while len(node.children) == 1 and not node.here:
         node = node.children[0]
@@ -73,7 +73,7 @@ def path_from(node: FrameNode) -> list[FrameNode]:
 
 
 def lines_of(path: Sequence[FrameNode], label: Label | None) -> list[DisplayLine]:
-    """A path as lines."""
+    """Lay out a path in lines."""
     lines: list[DisplayLine] = []
     group: list[FrameNode] = []
     for node in path:
@@ -94,14 +94,14 @@ def lines_of(path: Sequence[FrameNode], label: Label | None) -> list[DisplayLine
 
 
 def where_label(ranks: Sequence[int], extent: Extent) -> str:
-    """The coordinates of ranks in a mesh of several dimensions: `hosts=0,gpus=3`; '' for all ranks."""
+    """Format the coordinates of ranks in a mesh of several dimensions: `hosts=0,gpus=3`; '' for all ranks."""
     if len(extent.names) < 2 or len(ranks) == extent.nelements:
         return ""
     return format_points(ranks, extent, limit=3)
 
 
 def continuations_of(branch: StackBranch) -> list[Continuation]:
-    """How stacks continue where a path ends. Ranks that do several things at once (tasks, threads) do not diverge."""
+    """Return how stacks continue at the end of a path. Ranks that do several things at once do not diverge."""
     together = [child for child in branch.children if child.ranks == branch.ranks]
     found: list[Continuation] = []
     for child in branch.children:
@@ -116,7 +116,7 @@ def continuations_of(branch: StackBranch) -> list[Continuation]:
 
 
 def shortened(found: list[Continuation]) -> tuple[list[Continuation], str]:
-    """The continuations to show, and a text about the rest, which are only counted."""
+    """Return the continuations to show, and a text that counts the rest."""
     if len(found) <= MOST_BRANCHES:
         return found, ""
     left = found[MOST_BRANCHES - 1 :]
@@ -125,7 +125,7 @@ def shortened(found: list[Continuation]) -> tuple[list[Continuation], str]:
 
 
 def owner_label(root: StackRoot, label: Label | None) -> str:
-    """What runs in a root: the cell, the endpoint and the cells that called it, the task or the thread."""
+    """Describe what runs in a root: the cell, the endpoint and the cells that called it, the task or the thread."""
     if root.kind == CODE:
         return shown_file(root.name, label)
     if root.kind == ENDPOINT:
@@ -145,7 +145,7 @@ def owner_label(root: StackRoot, label: Label | None) -> str:
 
 
 def grouped_values(node: FrameNode) -> list[tuple[str, list[tuple[str, list[int]]]]]:
-    """The local variables where some stacks end: the name, and each distinct value with its ranks, the fewest first."""
+    """Return local variables where stacks end: name, and distinct values with their ranks, the fewest ranks first."""
     found: dict[str, dict[str, list[int]]] = {}
     for rank, values in sorted(node.values.items()):
         for name, text in values:
@@ -154,7 +154,7 @@ def grouped_values(node: FrameNode) -> list[tuple[str, list[tuple[str, list[int]
 
 
 def at_once_of(node: FrameNode) -> str:
-    """How many threads or tasks of a rank are at the same place, if there are several: `2–5 of these at once`."""
+    """Format how many threads or tasks of a rank are at the same location, if several: `2–5 of these at once`."""
     if not node.counts:
         return ""
     most = max(node.counts.values())
@@ -163,7 +163,7 @@ def at_once_of(node: FrameNode) -> str:
 
 
 def times_of(node: FrameNode) -> str:
-    """The depth of a recursion: `×12`, or `×3–40` if ranks differ; '' if there is none."""
+    """Format the depth of a recursion: `×12`, or `×3–40` if ranks differ; '' if there is none."""
     least, most = node.times
     if most == 1:
         return ""
@@ -171,7 +171,7 @@ def times_of(node: FrameNode) -> str:
 
 
 def short_path(frame: StackFrame) -> str:
-    """A library's file from its package on: `torch/nn/modules/module.py:1751`."""
+    """Return the path of a library file, starting at its package: `torch/nn/modules/module.py:1751`."""
     file, line = frame.place.file, frame.place.line
     for mark in ("/site-packages/", "/dist-packages/"):
         if mark in file:
@@ -190,13 +190,13 @@ def _user_place(node: FrameNode, label: Label | None) -> str:
 
 
 def _mixes(one: StackFrame, other: StackFrame) -> bool:
-    """Whether two neighbours need separate lines: native code takes one line, whatever libraries it is in."""
+    """Return whether two neighbours need separate lines. Native code takes one line, whatever libraries it is in."""
     native = one.place.kind == NATIVE
     return native != (other.place.kind == NATIVE) or (not native and _package(one) != _package(other))
 
 
 def _library(group: Sequence[FrameNode]) -> DisplayLine:
-    # Functions whose names py-spy could not find are not informative.
+    # Function names that py-spy could not find are not informative.
     named = [node for node in group if node.frame.place.name != "?"] or list(group[-1:])
     frame = named[-1].frame
     native = frame.place.kind == NATIVE
@@ -208,7 +208,7 @@ def _library(group: Sequence[FrameNode]) -> DisplayLine:
 
 
 def _shortened_names(names: list[str], most: int) -> list[str]:
-    """A chain of calls shortened to its beginning and its end; the end matters most."""
+    """Shorten a chain of calls to its beginning and its end. The end matters most."""
     while True:
         left = len(names) - most
         shown = names if left <= 0 else [*names[: most - 2], f"… {left + 1} …", names[-1]]
@@ -229,7 +229,7 @@ def _called(node: FrameNode, whole: bool) -> str:
 
 
 def _native_name(name: str) -> str:
-    """A C++ function without parameters, template arguments and outer namespaces: `Engine::execute`."""
+    """Format a C++ function without parameters, template arguments and outer namespaces: `Engine::execute`."""
     depth = 0
     plain: list[str] = []
     for letter in name.replace("(anonymous namespace)", "anonymous"):

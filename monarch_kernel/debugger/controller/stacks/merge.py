@@ -1,4 +1,4 @@
-"""Merges many stacks into one tree: ranks with the same outer frames share a branch until they diverge. Pure."""
+"""Merge many stacks into one tree. Ranks with the same outer frames share a branch until they diverge. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _B = TypeVar("_B", bound="StackBranch")
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StackBranch:
-    """A place where stacks begin or continue.
+    """A location where stacks begin or continue.
 
     Attributes:
         ranks: the ranks that are here, sorted.
@@ -34,7 +34,7 @@ class FrameNode(StackBranch):
         frame: the frame of one of the ranks; the others' frames differ only in the depth of a recursion.
         here: the ranks whose stacks end here.
         counts: the number of stacks that end here, for ranks with several (threads or tasks that do the same).
-        states: what is special about some of the stacks that end here, with their ranks.
+        states: the special states of stacks that end here, with their ranks.
         values: local variables of the stacks that end here, if requested.
         times: the smallest and the largest recursion depth of this frame.
     """
@@ -96,7 +96,7 @@ class MergedStacks:
 
 
 def merge(snapshots: Mapping[int, StackSnapshot]) -> MergedStacks:
-    """The tree and the classes of all ranks' stacks."""
+    """Build the tree and the classes of all ranks' stacks."""
     names = _names(snapshots)
     roots: dict[tuple[str, str], StackRoot] = {}
     classes: dict[tuple[object, ...], list[int]] = {}
@@ -111,7 +111,7 @@ def merge(snapshots: Mapping[int, StackSnapshot]) -> MergedStacks:
             ends.append((id(_add(root, rank, stack)), stack.state))
         if not ends:
             idle.append(rank)
-        # The number of threads that do the same does not count: it may be a matter of chance.
+        # The number of threads that do the same does not count, because it may vary by chance.
         classes.setdefault(tuple(sorted(set(ends), key=repr)), []).append(rank)
     made = [StackClass(tuple(ranks), snapshots[ranks[0]].stacks) for ranks in classes.values()]
     made.sort(key=lambda each: (len(each.ranks), each.ranks))
@@ -119,7 +119,7 @@ def merge(snapshots: Mapping[int, StackSnapshot]) -> MergedStacks:
 
 
 def _add(root: StackRoot, rank: int, stack: Stack) -> StackBranch:
-    """Add a stack of a rank; returns where it ends."""
+    """Add a stack of a rank. Return the branch where it ends."""
     _join(root.ranks, rank)
     if stack.cell:
         _join(root.cells.setdefault(stack.cell, []), rank)
@@ -149,7 +149,7 @@ def _add(root: StackRoot, rank: int, stack: Stack) -> StackBranch:
 
 
 def _join(ranks: list[int], rank: int) -> None:
-    if not ranks or ranks[-1] != rank:  # they come in order; several threads of one rank count once
+    if not ranks or ranks[-1] != rank:  # ranks are added in order; several threads of one rank count once
         ranks.append(rank)
 
 
@@ -165,7 +165,7 @@ def _owner(stack: Stack, names: dict[tuple[str, str], str]) -> tuple[str, str]:
 
 
 def _names(snapshots: Mapping[int, StackSnapshot]) -> dict[tuple[str, str], str]:
-    """The names of endpoints, from ranks that answered: from outside, only their functions are visible."""
+    """Return the names of endpoints, from ranks that answered. From outside, only their functions are visible."""
     found: dict[tuple[str, str], str] = {}
     if any(snapshot.outside for snapshot in snapshots.values()):
         for snapshot in snapshots.values():
@@ -181,7 +181,7 @@ def _sorted(branches: Iterable[_B]) -> list[_B]:
 
 
 def _finished(roots: Iterable[StackRoot]) -> tuple[StackRoot, ...]:
-    """The roots and everything below them, in order. Not recursive, as stacks may be deep."""
+    """Sort the roots and everything below them. Not recursive, as stacks may be deep."""
     ordered = _sorted(roots)
     todo: list[StackBranch] = [*ordered]
     while todo:

@@ -1,4 +1,4 @@
-"""Converts py-spy's JSON dump of a rank to a snapshot, like a rank's own. Pure, except that it reads source lines."""
+"""Convert py-spy's JSON dump of a rank to a snapshot, like a rank's own. Pure, except that it reads source lines."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from monarch_kernel.debugger.rank.stacks.trimming import (
 from monarch_kernel.debugger.source_locations import USER, SourceLocation, kind_of
 from monarch_kernel.display.locations import source_line
 
-#: The state of a stack whose thread keeps all others from running.
+#: The state of a stack whose thread blocks all others.
 HOLDS_LOCK = "holds the interpreter lock"
 
 
 class SpiedLocal(TypedDict, total=False):
-    """A local variable of a frame; dumps have them only if asked for."""
+    """A local variable of a frame. A dump contains variables only on request."""
 
     name: str
     repr: str | None
 
 
 class SpiedFrame(TypedDict, total=False):
-    """A frame of a dump; native frames have a module instead of a line."""
+    """A frame of a dump. Native frames have a module instead of a line."""
 
     name: str
     filename: str
@@ -41,7 +41,7 @@ class SpiedFrame(TypedDict, total=False):
 
 
 class SpiedThread(TypedDict, total=False):
-    """A thread of a dump; the innermost frame comes first."""
+    """A thread of a dump. The innermost frame comes first."""
 
     thread_id: int
     os_thread_id: int | None
@@ -51,16 +51,16 @@ class SpiedThread(TypedDict, total=False):
 
 
 def read_snapshot(dump: str, pid: int, note: str, all_threads: bool = False) -> StackSnapshot:
-    """A dump of `py-spy --json --full-filenames` as a snapshot.
+    """Convert a dump of `py-spy --json --full-filenames` to a snapshot.
 
     Raises:
-        ValueError: it is no such dump.
+        ValueError: `dump` is not such a dump.
     """
     stacks: list[Stack] = []
     hidden = 0
     for thread in threads_of(dump):
         frames = _frames(thread)
-        # A process that has not imported `threading` has no names of threads.
+        # Thread names are unknown if the process has not imported `threading`.
         name = str(thread.get("thread_name") or ("MainThread" if thread.get("os_thread_id") == pid else ""))
         user = has_user_code(frames)
         if not user and not all_threads:
@@ -77,7 +77,7 @@ def read_snapshot(dump: str, pid: int, note: str, all_threads: bool = False) -> 
 
 
 def with_native(snapshot: StackSnapshot, dump: str) -> StackSnapshot:
-    """A rank's own snapshot with the frames of native code that py-spy has read with `--native`.
+    """Add the frames of native code that py-spy has read with `--native` to a rank's own snapshot.
 
     Raises:
         ValueError: `dump` is not such a dump.
@@ -96,10 +96,10 @@ def with_native(snapshot: StackSnapshot, dump: str) -> StackSnapshot:
 
 
 def threads_of(dump: str) -> list[SpiedThread]:
-    """The threads of a dump.
+    """Parse the threads of a dump.
 
     Raises:
-        ValueError: it is no such dump.
+        ValueError: `dump` is not such a dump.
     """
     try:
         threads = json.loads(dump)
@@ -111,11 +111,11 @@ def threads_of(dump: str) -> list[SpiedThread]:
 
 
 def _frames(thread: SpiedThread) -> list[StackFrame]:
-    """A thread's frames, the outermost first."""
+    """Return the frames of a thread, outermost first."""
     frames = [_frame(frame) for frame in reversed(thread.get("frames") or ())]
     start = next((at for at, frame in enumerate(frames) if frame.place.kind != NATIVE), 0)
     while frames[start:] and (frames[start].place.file, frames[start].place.name) == ("<string>", "<module>"):
-        start += 1  # the start of the process, of which py-spy sees two at times
+        start += 1  # the start of the process, which py-spy sometimes reports twice
     return frames[start:]
 
 
@@ -131,7 +131,7 @@ def _frame(frame: SpiedFrame) -> StackFrame:
 
 
 def _cell_source(file: str, line: int, kind: str) -> str:
-    """A line of a cell of this notebook: its file is in `linecache` only."""
+    """Return a line of a cell of this notebook, whose source is only in `linecache`."""
     import linecache
 
     return source_line(file, line) if kind == USER and file in linecache.cache else ""

@@ -1,4 +1,4 @@
-"""The result of `stacks`: the merged stacks of all ranks which `text` and `html` render."""
+"""The result of `stacks`: the merged stacks of all ranks, which `text` and `html` render."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Stacks(AsReport):
         hosts: the host of each rank.
         label: labels files, such as `Cell In[3]`.
         seconds: how long the query took.
-        noun: what the name is of; "" if the name says it.
-        idle_note: what to say of ranks without stacks.
+        noun: the kind of thing that `mesh` names; "" if the name itself includes it.
+        idle_note: the note about ranks without stacks.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Stacks(AsReport):
 
     @property
     def headline(self) -> str:
-        """How many ranks there are, and how many different stacks."""
+        """Describe how many ranks there are, and how many different stacks."""
         asked, count = len(self.ranks), len(self.classes)
         subject = f"{asked} {'rank' if asked == 1 else 'ranks'} of {f'{self.noun} {self.mesh}'.lstrip()}"
         if asked > 1 and count == 1 and len(self.snapshots) == asked:
@@ -92,7 +92,7 @@ class Stacks(AsReport):
 
     @property
     def notes(self) -> tuple[RankNote, ...]:
-        """Notes about ranks in addition to their stacks, the most serious first."""
+        """Return notes about ranks in addition to their stacks, the most serious first."""
         notes: list[RankNote] = []
         for noun, members in (("dead: ", self.dead), ("unknown: ", self.unread), ("", self.late)):
             reasons: dict[str, list[int]] = {}
@@ -105,23 +105,23 @@ class Stacks(AsReport):
         return tuple(notes)
 
     def process_of(self, rank: int) -> str:
-        """The host and the process of a rank: `node3 pid 4711`; "" if unknown."""
+        """Return the host and the process of a rank: `node3 pid 4711`; "" if unknown."""
         snapshot = self.snapshots.get(rank)
         return f"{self.hosts.get(rank, '')} pid {snapshot.pid}".lstrip() if snapshot is not None else ""
 
     def text(self, *, colours: bool = False, label: Label | None = None) -> str:
-        """The tree as text: its length depends on the number of different stacks, not on the number of ranks."""
+        """Render the tree as text. Its length depends on the number of different stacks, not on the number of ranks."""
         return text_of(self, label, colours=colours)
 
     def html(self, *, label: Label | None = None) -> str:
-        """The tree as HTML: branches fold, and a frame expands to its source. Needs no scripts or style sheets."""
+        """Render the tree as HTML with branches that fold. It needs no scripts or style sheets."""
         return html_of(self, label)
 
     def asdict(self) -> dict[str, Any]:
-        """The whole report as JSON-compatible dictionaries, lists, strings and numbers.
+        """Return the whole report as JSON-compatible dictionaries, lists, strings and numbers.
 
-        `tree` has nested frames with their ranks, `classes` the sets of ranks that do the same; further items list the
-        ranks in neither.
+        `tree` has nested frames with their ranks, and `classes` the sets of ranks that do the same. Further items list
+        the ranks that are in neither.
         """
         return {
             "mesh": self.mesh,
@@ -144,7 +144,7 @@ class Stacks(AsReport):
 
 
 def _branch(branch: StackBranch) -> dict[str, Any]:
-    """A branch and everything below it. Not recursive, as stacks may be deep."""
+    """Convert a branch and everything below it. Not recursive, as stacks may be deep."""
     whole: dict[str, Any] = {}
     todo: list[tuple[StackBranch, dict[str, Any]]] = [(branch, whole)]
     while todo:

@@ -1,4 +1,4 @@
-"""Merged stacks as text: one line per frame, branches where ranks diverge, the fewest ranks first. Pure.
+"""Render merged stacks as text: one line per frame, branches where ranks diverge, the fewest ranks first. Pure.
 
 The length depends on the number of different stacks, not on the number of ranks.
 """
@@ -38,7 +38,7 @@ _BOLD, _DIM, _CYAN, _YELLOW, _RED, _OFF = "\x1b[1m", "\x1b[2m", "\x1b[36m", "\x1
 
 
 def text_of(stacks: Stacks, label: Label | None = None, *, colours: bool = False) -> str:
-    """The headline, the notes, and the tree."""
+    """Render the headline, the notes, and the tree."""
     writer = _Writer(stacks.extent, label or stacks.label, colours, stacks.idle_note)
     writer.line("", stacks.headline, _BOLD)
     for note in stacks.notes:
@@ -88,7 +88,7 @@ class _Writer:
         self._below(root, "  ")
 
     def _below(self, branch: StackBranch, indent: str) -> None:
-        # This recursion is as deep as the branches, of which there are at most as many as different stacks.
+        # The recursion depth is bounded by the number of different stacks.
         found = continuations_of(branch)
         if len(found) == 1 and found[0].node is not None:
             self._path(found[0].node, indent)

@@ -1,4 +1,4 @@
-"""Which ranks come late to collectives, how much the others wait for them, and at which lines (`stragglers`).
+"""Find ranks that arrive late at collectives, how long others wait for them, and at which lines (`stragglers`).
 
 `gather` requests the records of the ranks of a mesh, `records` reads and writes files of them, `analysis` compares the
 clocks of hosts and finds the stragglers, and a `report` displays itself.

@@ -1,4 +1,4 @@
-"""When each rank came to each collective, how long it waited, and which ranks kept the others waiting. Pure."""
+"""Compute when each rank arrived at each collective, how long it waited, and which ranks kept others waiting. Pure."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from monarch_kernel.debugger.source_locations import SourceLocation
 _SYNCHRONISING = (
     *("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "barrier", "all_to_all", "alltoall"),
 )
-#: The accuracy of the time of a call, between processes of one host (seconds).
+#: The accuracy of the time of a call between processes of one host (seconds).
 EXACT = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """The clocks of hosts, compared.
+    """A comparison of the clocks of hosts.
 
     Attributes:
         ahead: how far each clock is ahead of the first one (seconds).
-        within: how exactly that is known (seconds); infinite for clocks that could not be compared.
+        within: the accuracy of that (seconds); infinite for clocks that could not be compared.
         sentence: the same in words; "" if there is only one clock.
     """
 
@@ -35,12 +35,12 @@ class Clocks:
     sentence: str = ""
 
     def common(self, clock: str, moment: float) -> float:
-        """A moment of this clock, by the first clock."""
+        """Convert a time of this clock to a time of the first clock."""
         return moment - self.ahead.get(clock, 0.0)
 
 
 def compare_clocks(records: Iterable[CollectiveTimes]) -> Clocks:
-    """Compare the clocks of hosts by the collectives of their ranks alone.
+    """Compare the clocks of hosts, using only the collectives of their ranks.
 
     In a collective that synchronises, such as `all_reduce`, no rank continues before every rank has entered it. So a
     rank's next call is later than every rank's call of this one. Each such pair limits how far one host's clock can be
@@ -80,7 +80,7 @@ def compare_clocks(records: Iterable[CollectiveTimes]) -> Clocks:
 
 
 def _least_gap(mine: Sequence[CollectiveTimes], others: Sequence[CollectiveTimes]) -> float:
-    """The least time from a call of the others to my next call, by uncorrected clocks (seconds)."""
+    """Return the shortest time from a call of the others to my next call, by uncorrected clocks (seconds)."""
     latest: dict[tuple[str, str, int], float] = {}
     for record in others:
         for call in record.calls:
@@ -97,7 +97,7 @@ def _least_gap(mine: Sequence[CollectiveTimes], others: Sequence[CollectiveTimes
 
 
 def _overtakes(records: Sequence[CollectiveTimes]) -> bool:
-    """Whether ranks of one clock make a call before all have entered the last one: they did not wait for it."""
+    """Return whether ranks of one clock make a call before all have entered the last one, without waiting for it."""
     by_clock: dict[str, list[CollectiveTimes]] = {}
     for record in records:
         by_clock.setdefault(record.clock, []).append(record)
@@ -108,9 +108,9 @@ def _synchronises(call: TimedCollective) -> bool:
     return any(word in call.op for word in _SYNCHRONISING)
 
 
-#: A rank is a straggler if this share of the lost time is due to it; of few ranks, `_BY_CHANCE` times their share.
+#: A rank is a straggler if it causes this share of the lost time; with few ranks, `_BY_CHANCE` times an equal share.
 _SHARE, _BY_CHANCE = 0.3, 1.5
-#: Time that is lost counts from this share of the time that was looked at.
+#: Lost time is reported from this share of the examined time on.
 _MATTERS = 0.02
 
 
@@ -120,14 +120,14 @@ class CollectiveArrivals:
 
     Attributes:
         group: the process group.
-        number: which collective of the group it is.
+        number: the number of the collective in its group.
         name: the function that user code called.
-        place: the line that called it, on the rank that came last.
-        after: the line of that rank's collective before it; None if there is none.
+        place: the line that called it, on the rank that arrived last.
+        after: the line of that rank's previous collective; None if there is none.
         waits: how long each rank waited for the last one, by rank (seconds).
-        last: the rank that came last.
-        lost: how much later it came than the median rank (seconds).
-        moment: when it came, by the first clock.
+        last: the rank that arrived last.
+        lost: how much later it arrived than the median rank (seconds).
+        moment: when it arrived, by the first clock.
     """
 
     group: str
@@ -143,15 +143,15 @@ class CollectiveArrivals:
 
 @dataclass(slots=True)
 class RankShare:
-    """The time that a rank lost in collectives, and the time that others lost by it.
+    """The time that a rank lost in collectives, and the time that it cost others.
 
     Attributes:
-        rank: in its mesh.
+        rank: the rank in its mesh.
         host: its host.
-        meetings: how many collectives it was in.
-        last: to how many it came last.
-        waited: how long it waited for others in all (seconds).
-        lost: how much later than the median rank it came where it was the last, in all (seconds).
+        meetings: the number of collectives in which it took part.
+        last: the number of collectives at which it arrived last.
+        waited: how long it waited for others in total (seconds).
+        lost: how much later than the median rank it arrived when it was the last, in total (seconds).
     """
 
     rank: int
@@ -164,15 +164,15 @@ class RankShare:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A rank that others wait for again and again.
+    """A rank that others wait for repeatedly.
 
     Attributes:
-        rank: in its mesh.
-        last: to how many collectives it came last.
-        meetings: of how many.
-        lost: the time that was lost by that (seconds).
-        place: the line of the collective to which it comes late, mostly.
-        after: the line of its collective before that one: it is slow between the two.
+        rank: the rank in its mesh.
+        last: the number of collectives at which it arrived last.
+        meetings: the number of collectives in which it took part.
+        lost: the time that this cost (seconds).
+        place: the line of the collective at which it most often arrives late.
+        after: the line of its previous collective: the rank is slow between the two.
         name: the function that is called there.
     """
 
@@ -193,10 +193,10 @@ class LineShare:
         name: the function that is called.
         place: the line.
         group: the process group.
-        count: how many.
-        last: how often each rank came last.
+        count: the number of collectives.
+        last: how often each rank arrived last.
         lost: the time that was lost there (seconds).
-        spread: the median time from the first to the last rank (seconds).
+        spread: the median time between the arrivals of the first and the last rank (seconds).
         most: the longest such time.
     """
 
@@ -216,13 +216,13 @@ class Lateness:
 
     Attributes:
         meetings: the collectives that all their ranks have entered, oldest first.
-        ranks: what they have cost each rank.
+        ranks: the cost of these collectives for each rank.
         lines: the collectives by line, the most lost time first.
         stragglers: the ranks that others wait for, the worst first.
         span: the time from the first to the last collective (seconds).
-        incomplete: how many collectives some of their ranks have not entered, or no longer record.
+        incomplete: the number of collectives that some of their ranks have not entered, or no longer record.
         clocks: how the clocks of hosts were compared.
-        measured: durations were recorded, so that clocks do not matter.
+        measured: whether durations were recorded, so that clocks do not matter.
     """
 
     meetings: tuple[CollectiveArrivals, ...]
@@ -236,16 +236,16 @@ class Lateness:
 
     @property
     def lost(self) -> float:
-        """How much later the last rank came than the median one, over all collectives (seconds)."""
+        """How much later the last rank arrived than the median one, over all collectives (seconds)."""
         return sum(meeting.lost for meeting in self.meetings)
 
 
 def find_stragglers(records: Iterable[CollectiveTimes], last: int) -> Lateness:
-    """Compute when each rank came to the latest collectives, and which ranks kept the others waiting.
+    """Compute when each rank arrived at the latest collectives, and which ranks kept others waiting.
 
     Args:
-        records: those of all ranks.
-        last: how many of the latest collectives of each line to look at.
+        records: the records of all ranks.
+        last: how many of the latest collectives of each line to examine.
     """
     known = sorted(records, key=lambda record: record.rank)
     clocks = compare_clocks(known)
@@ -291,14 +291,14 @@ def _meeting(
 ) -> CollectiveArrivals:
     moments = {rank: clocks.common(clock_of[rank], call.entered) for rank, (call, _) in entered.items()}
     if measured:
-        # All leave at the same moment, so the rank that was in it for the shortest time came last.
+        # All ranks leave at the same moment, so the rank that was in the collective for the shortest time arrived last.
         shortest = min(call.seconds for call, _ in entered.values())
         waits = {rank: call.seconds - shortest for rank, (call, _) in entered.items()}
     else:
         latest = max(moments.values())
         waits = {rank: latest - moment for rank, moment in moments.items()}
     last = min(waits, key=lambda rank: (waits[rank], rank))
-    # The median of the waits is the lateness of the last rank; of two ranks, the other one's.
+    # The median of the waits is the lateness of the last rank; with two ranks, it is the wait of the other one.
     lost = statistics.median_high(waits.values())
     call, before = entered[last]
     after = before.place if before is not None else None
@@ -306,7 +306,7 @@ def _meeting(
 
 
 def _latest(meetings: Sequence[CollectiveArrivals], last: int) -> list[CollectiveArrivals]:
-    """The latest `last` collectives of each line."""
+    """Return the latest `last` collectives of each line."""
     counts: Counter[object] = Counter()
     kept: list[CollectiveArrivals] = []
     for meeting in reversed(meetings):

@@ -1,4 +1,4 @@
-"""Asks the ranks of a mesh when they have entered their latest collectives."""
+"""Query the ranks of a mesh for the times at which they entered their latest collectives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from monarch_kernel.engines import tool_runtime
 from monarch_kernel.meshes import format_ranks
 from monarch_kernel.workers import client_path
 
-#: How many collectives of each group a rank is asked for: all that PyTorch keeps by default.
+#: How many collectives of each group a rank reports: all that PyTorch keeps by default.
 DEPTH = 2000
 
 
@@ -30,17 +30,17 @@ def stragglers(
     label: Label | None = None,
     each: bool = False,
 ) -> StragglerReport:
-    """Which ranks come late to collectives, how long the others wait for them, and at which lines.
+    """Find ranks that arrive late at collectives, how long others wait for them, and at which lines.
 
-    Reads what PyTorch has recorded anyway: its Flight Recorder keeps the latest 2,000 collectives of a process.
+    Reads existing records: PyTorch's Flight Recorder keeps the latest 2,000 collectives of a process.
 
     Args:
         mesh: a proc mesh or an actor mesh, or a slice of one.
-        last: how many of the latest collectives of each line to look at.
+        last: how many of the latest collectives of each line to examine.
         ranks: the ranks of the mesh; all by default.
         timeout: how long to wait for ranks that do not answer (seconds).
         label: labels files, such as `Cell In[3]`.
-        each: show, too, who came when to each of the latest collectives.
+        each: also show when each rank arrived at each of the latest collectives.
 
     Raises:
         ValueError: the mesh has no such rank, or `last` is not positive.
@@ -66,7 +66,7 @@ def stragglers(
 
 
 def _at_client(record: CollectiveTimes) -> CollectiveTimes:
-    """A record with files as the controller names them, so that those of all hosts compare."""
+    """Return a copy of a record that uses the controller's file names, so that records of all hosts are comparable."""
     names: dict[str, str] = {}
 
     def named(place: SourceLocation | None) -> SourceLocation | None:

@@ -1,6 +1,6 @@
-"""Files of records: those that a report has saved, and traces of `torch.profiler`.
+"""Read and write files of records: those that a report has saved, and traces of `torch.profiler`.
 
-Nothing in a file is executed: both are JSON, and are checked as they are read.
+Nothing in a file is executed. Both kinds are JSON and are validated when they are read.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from monarch_kernel.debugger.model.collective_times import CollectiveTimes, Time
 from monarch_kernel.debugger.source_locations import Label
 from monarch_kernel.private_files import write_own_file
 
-#: What a file of ours begins with.
+#: The value that identifies a file of saved records.
 _FORM = "monarch-collectives-1"
-#: A compressed file is read up to so many bytes, and so many times its own: JSON of traces is rarely 30 times smaller.
+#: Limits for decompressing a file: bytes, and multiples of its size. JSON traces rarely compress more than 30 times.
 _LARGEST, _RATIO = 16 << 20, 64
 
 
 class RecordsError(ValueError):
-    """A file has no records of collectives; the message names it and the reason."""
+    """A file has no records of collectives. The message contains its name and the reason."""
 
 
 class _File(msgspec.Struct):
@@ -54,16 +54,16 @@ def save(report: StragglerReport, path: str) -> None:
 def report_of(
     paths: Sequence[str], last: int = LAST, *, label: Label | None = None, each: bool = False
 ) -> StragglerReport:
-    """The report on files: one that was saved, or a trace of `torch.profiler` of each rank.
+    """Build a report from files: one that was saved, or a `torch.profiler` trace of each rank.
 
     Args:
         paths: the files; those that end in `.gz` are compressed.
-        last: how many of the latest collectives of each line to look at.
+        last: how many of the latest collectives of each line to examine.
         label: labels files, such as `Cell In[3]`.
-        each: show, too, who came when to each of the latest collectives.
+        each: also show when each rank arrived at each of the latest collectives.
 
     Raises:
-        RecordsError: a file cannot be read, or is none of these, or two are of the same rank.
+        RecordsError: a file cannot be read or has another format, or two files are of the same rank.
     """
     records: list[CollectiveTimes] = []
     names: list[str] = []
@@ -102,9 +102,10 @@ def _contents(path: str) -> bytes:
 
 
 def _of_profile(path: str, data: bytes) -> CollectiveTimes:
-    """The collectives in a trace of one rank. They take until all ranks have come, so clocks do not matter.
+    """Read the collectives in a trace of one rank.
 
-    Their numbers count from the beginning of the trace: the traces of all ranks must begin at the same step.
+    Their durations last until all ranks have arrived, so clocks do not matter. Numbers count from the beginning of the
+    trace, so the traces of all ranks must begin at the same step.
     """
     try:
         trace = msgspec.json.decode(data, type=_Profiled)
@@ -134,7 +135,7 @@ def _is_collective(event: dict[str, Any]) -> bool:
 
 
 def _calls(events: Iterable[tuple[float, dict[str, Any]]], group: str, base: int) -> Iterable[TimedCollective]:
-    """The collectives of these events, by their time."""
+    """Convert these events to collectives, ordered by time."""
     for number, (moment, event) in enumerate(events, 1):
         op = str(event["name"]).partition(":")[2]
         entered = base / 1e9 + moment / 1e6

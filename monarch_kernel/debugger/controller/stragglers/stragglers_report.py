@@ -18,29 +18,29 @@ from monarch_kernel.display import styles
 from monarch_kernel.display.reports import AsReport
 from monarch_kernel.display.tables import TableView, table_html, table_text
 
-#: How many of the latest collectives of each line are looked at, unless the caller says.
+#: The default for how many of the latest collectives of each line are examined.
 LAST = 100
-#: The most rows of a table, and the most ranks whose arrival at one collective is shown.
+#: The maximum number of rows of a table, and of ranks whose arrival at one collective is shown.
 MOST, MOST_RANKS = 40, 16
 
 
 class StragglerReport(AsReport):
-    """Which ranks come late to collectives, and the time lost by it. Displays itself as text and as HTML.
+    """Ranks that arrive late at collectives, and the time that this costs. Displays itself as text and as HTML.
 
     Args:
-        name: what was looked at, such as `mesh trainers`.
-        records: those of all its ranks.
-        last: how many of the latest collectives of each line to look at.
-        notes: what else there is to know, each a sentence.
+        name: the subject of the report, such as `mesh trainers`.
+        records: the records of all its ranks.
+        last: how many of the latest collectives of each line to examine.
+        notes: further information, each a sentence.
         label: labels files, such as `Cell In[3]`.
-        each: show, too, who came when to each of the latest collectives.
+        each: also show when each rank arrived at each of the latest collectives.
 
     Attributes:
         name: as above.
         records: as above; `records.save` writes them to a file.
         last: as above.
-        found: what they tell.
-        notes: as above, with what is to be known of the records.
+        found: the result of their analysis.
+        notes: as above, with notes about the records.
         each: as above.
     """
 
@@ -100,7 +100,7 @@ class StragglerReport(AsReport):
         return "" if place is None else f" at {place.where(self.label)}"
 
     def rank_table(self) -> TableView:
-        """What collectives have cost each rank, the worst straggler first."""
+        """The cost of collectives for each rank, the worst straggler first."""
         shares = sorted(self.found.ranks, key=lambda share: (-share.lost, share.rank))
         hosts = {share.host for share in shares}
         rows = [
@@ -137,7 +137,7 @@ class StragglerReport(AsReport):
         return TableView(headings, rows, right=(1, 3, 4, 5), note=note)
 
     def meeting_table(self) -> TableView:
-        """Who came when to each of the latest collectives: how long after the first rank."""
+        """The arrival of each rank at each of the latest collectives, as the delay after the first rank."""
         shown = self.found.meetings[-MOST:]
         ranks = sorted({rank for meeting in shown for rank in meeting.waits})[:MOST_RANKS]
         rows: list[tuple[str, ...]] = []
@@ -172,7 +172,7 @@ class StragglerReport(AsReport):
         return f'<div style="{styles.VIEW}">{sentence}{notes}{shown}</div>'
 
     def asdict(self) -> dict[str, Any]:
-        """The whole report as JSON-compatible dictionaries, lists, strings and numbers."""
+        """Return the whole report as JSON-compatible dictionaries, lists, strings and numbers."""
         found = self.found
         return {
             "name": self.name,
@@ -222,7 +222,7 @@ class StragglerReport(AsReport):
 
 
 def arrivals_of(meeting: CollectiveArrivals) -> dict[int, float]:
-    """When each rank came to a collective, after the first one (seconds)."""
+    """Return when each rank arrived at a collective, after the first one (seconds)."""
     longest = max(meeting.waits.values())
     return {rank: longest - wait for rank, wait in meeting.waits.items()}
 
@@ -232,7 +232,7 @@ def _line(place: SourceLocation | None) -> dict[str, Any] | None:
 
 
 def _time(seconds: float) -> str:
-    """A duration, as exact as clocks are: `0`, `0.4 ms`, `12 ms`, `1.3 s`."""
+    """Format a duration, as accurately as clocks are: `0`, `0.4 ms`, `12 ms`, `1.3 s`."""
     if seconds < 5e-5:
         return "0"
     if seconds < 1e-2:

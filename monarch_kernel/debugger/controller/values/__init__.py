@@ -1,4 +1,4 @@
-"""Values across ranks: `diff` reports which ranks have which value and where they differ, `pull` fetches one value.
+"""Compare values across ranks. `diff` reports which ranks have which value and where they differ; `pull` fetches one.
 
 Ranks reduce a value to digests and figures (`debugger.rank.values`); `query` requests these, `compare` compares them,
 and `report` is the result, which displays itself.

@@ -1,4 +1,4 @@
-"""Compares the readings of many ranks: the distinct values, the ranks that have them, and where they differ. Pure."""
+"""Compare the readings of many ranks: the distinct values, the ranks that have them, and where they differ. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from monarch_kernel.debugger.model.readings import Contrast, Leaf, Reading
 from monarch_kernel.debugger.rank.values.blocks import BLOCK_BYTES, blocks_of
 
-#: How many groups of ranks are compared part by part; if there are more, the smallest ones.
+#: How many groups of ranks are compared part by part. If there are more, the smallest ones are compared.
 MOST_COMPARED = 8
 #: A number is suspicious if its distance from the median is this many times the median distance.
 OUTLIER = 6.0
@@ -39,8 +39,8 @@ class Difference:
         path: the part.
         ranks: the ranks that differ.
         against: the ranks that they differ from: the largest group.
-        ours: the part on `ranks`; None if they have no such part.
-        theirs: the part on `against`, likewise.
+        ours: the part on `ranks`; None if these ranks have no such part.
+        theirs: the part on `against`; None likewise.
         contrast: how their elements differ; None if they have none, have different types, or exceed the budget.
         blocks: how many blocks of elements differ.
         compared: how many of these were compared; if not all, the figures of `contrast` are lower bounds.
@@ -75,7 +75,7 @@ class Difference:
 
 
 def group(readings: Mapping[int, Reading]) -> list[ValueGroup]:
-    """Ranks by their values, the smallest group first; among groups of equal size, the most suspicious first.
+    """Group ranks by their values, the smallest group first; among groups of equal size, the most suspicious first.
 
     NaN and infinite elements are the most suspicious, then values far from the median.
     """
@@ -101,7 +101,7 @@ def _bad_elements(reading: Reading) -> bool:
 
 
 def _size_of(reading: Reading) -> float | None:
-    """The number that best distinguishes values of the same kind at a glance."""
+    """Return the number that best distinguishes values of the same kind at a glance."""
     if reading.number is not None:
         return reading.number if math.isfinite(reading.number) else None
     stats = reading.stats
@@ -118,10 +118,10 @@ def _middle(numbers: Sequence[float | None]) -> tuple[float | None, float]:
 
 
 def families(groups: Sequence[ValueGroup]) -> list[list[ValueGroup]]:
-    """The groups that can be compared with each other: those that hold the same part of a sharded value.
+    """Return the groups that can be compared with each other: those that hold the same part of a sharded value.
 
-    The others of a family are compared with its last group: the largest one; among several, the one without NaN and
-    infinite elements, and with the lowest rank. Families of one group are left out.
+    The other groups of a family are compared with its last one. This is the largest group; if there are several, a
+    group without NaN and infinite elements and with the lowest rank. Families of one group are left out.
     """
     found: dict[str, list[ValueGroup]] = {}
     for each in groups:
@@ -136,7 +136,7 @@ def _with_reference(family: list[ValueGroup]) -> list[ValueGroup]:
 
 
 def differences(family: Sequence[ValueGroup], leaves: Mapping[int, Sequence[Leaf]]) -> list[Difference]:
-    """The parts in which a family's groups differ from its last one.
+    """Return the parts in which a family's groups differ from its last one.
 
     Args:
         leaves: the parts on the first rank of each group; groups without an entry are not compared.
@@ -160,7 +160,7 @@ def differences(family: Sequence[ValueGroup], leaves: Mapping[int, Sequence[Leaf
             if digest == (expected.digest if expected is not None else None):
                 agree += each.ranks
             else:
-                # The first group comes first: the elements are requested from its first rank.
+                # The first group comes first, because the elements are requested from its first rank.
                 alike.setdefault(digest, ([], leaf))[0].extend(each.ranks)
         found += [
             Difference(path, tuple(ranks), tuple(sorted(agree)), leaf, expected) for ranks, leaf in alike.values()
@@ -173,18 +173,18 @@ def _by_path(leaves: Iterable[Leaf]) -> dict[str, Leaf]:
 
 
 def _element(leaf: Leaf) -> str:
-    """The element type in an array's facts."""
+    """Return the element type in an array's facts."""
     return leaf.facts.split(" [", 1)[0] if " [" in leaf.facts else leaf.facts
 
 
 def differing_blocks(ours: bytes, theirs: bytes) -> list[int]:
-    """The numbers of the blocks whose digests differ, for two arrays of the same shape."""
+    """Return the numbers of the blocks whose digests differ, for two arrays of the same shape."""
     pairs = zip(blocks_of(ours), blocks_of(theirs), strict=True)
     return [at for at, (one, other) in enumerate(pairs) if one != other]
 
 
 def chosen_blocks(differing: Sequence[Sequence[int]], sizes: Sequence[int], budget: int = BUDGET) -> list[list[int]]:
-    """The blocks to compare within a budget: the first that differs of every array, then others, evenly spread.
+    """Choose the blocks to compare within a budget: the first that differs of every array, then others, evenly spread.
 
     Args:
         differing: the differing blocks of each array, in order.
@@ -194,7 +194,7 @@ def chosen_blocks(differing: Sequence[Sequence[int]], sizes: Sequence[int], budg
     counts = [0] * len(differing)
     left = budget
     while True:
-        # One more for each in turn, so that no array takes another's share.
+        # Add one to each array in turn, so that no array takes another's share.
         more = [at for at, blocks in enumerate(differing) if counts[at] < len(blocks)]
         given = 0
         for at in more:
@@ -215,5 +215,5 @@ def _spread(blocks: Sequence[int], count: int) -> list[int]:
 
 
 def block_bytes(leaf: Leaf) -> int:
-    """The maximum number of bytes in a block of an array."""
+    """Return the maximum number of bytes in a block of an array."""
     return min(BLOCK_BYTES, max(1, leaf.size) * 16)

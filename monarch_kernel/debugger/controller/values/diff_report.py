@@ -16,7 +16,7 @@ from monarch_kernel.display.reports import AsReport
 from monarch_kernel.display.tables import TableView, table_text
 from monarch_kernel.meshes import format_points
 
-#: How many distinct values, and differing parts, are shown; the object has all of them.
+#: How many distinct values and differing parts are shown. The object contains all of them.
 MOST_SHOWN = 20
 # The columns of the table, and which of them are aligned to the right.
 _HEADINGS = ("differs", "type", "ranks", "first at", "there", "others", "elements", "max |Δ|", "relative", "not finite")
@@ -31,9 +31,9 @@ class ValueFailure:
     """Ranks without a value.
 
     Attributes:
-        kind: why, as a word.
+        kind: the kind of reason, as a word.
         why: the reason, in a sentence.
-        ranks: which ranks.
+        ranks: the ranks.
     """
 
     kind: FailureKind
@@ -50,7 +50,7 @@ class Diff(AsReport):
         mesh: the name of the proc mesh; ranks are numbered as in this mesh as spawned.
         extent: its shape.
         asked: the queried ranks.
-        where: where the expression was evaluated, in words.
+        where: the frame or namespace in which the expression was evaluated, in words.
         groups: the distinct values with their ranks; the smallest group first.
         differences: the parts that differ, in the order of the value's parts.
         failed: ranks without a value, by reason.
@@ -77,14 +77,14 @@ class Diff(AsReport):
         return len(self.groups) == 1 and not self.failed
 
     def ranks_of(self, rank: int) -> tuple[int, ...]:
-        """The ranks that have the same value as this rank. Raises LookupError if it has none."""
+        """Return the ranks that have the same value as this rank. Raises LookupError if it has none."""
         for group in self.groups:
             if rank in group.ranks:
                 return group.ranks
         raise LookupError(f"rank {rank} of mesh {self.mesh} has no value of {self.expression}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole report as JSON-compatible dictionaries, lists, strings and numbers."""
+        """Return the whole report as JSON-compatible dictionaries, lists, strings and numbers."""
         return {
             "expression": self.expression,
             "mesh": self.mesh,
@@ -107,7 +107,7 @@ class Diff(AsReport):
         }
 
     def text(self) -> str:
-        """The caption, the values, the table of differences, and the notes."""
+        """Render the caption, the values, the table of differences, and the notes."""
         values = TableView([], [(rank_label(ranks), text) for ranks, text in _lines_of(self)])
         lines = [_caption(self), *([table_text(values)] if values.rows else [])]
         table = _table_of(self, self.differences[:MOST_SHOWN])
@@ -118,7 +118,7 @@ class Diff(AsReport):
         return "\n".join([*lines, *self.notes])
 
     def html(self) -> str:
-        """The caption, the values, the table of differences (all rows, most of them folded), and the notes."""
+        """Render the caption, the values, the table of differences (all rows, most of them folded), and the notes."""
         rows: list[str] = []
         bad = {failed.ranks for failed in self.failed}
         for ranks, text in _lines_of(self):
@@ -167,7 +167,7 @@ def _difference(row: Difference) -> dict[str, Any]:
 
 
 def _table_of(diff: Diff, shown: Sequence[Difference]) -> TableView | None:
-    """Some of the differences as a table; None if it would only repeat the list of values."""
+    """Return some of the differences as a table; None if it would only repeat the list of values."""
     if not any(each.path or each.has_elements for each in diff.differences):
         return None
     rows = [_cells_of(each, diff.expression) for each in shown]
@@ -175,7 +175,7 @@ def _table_of(diff: Diff, shown: Sequence[Difference]) -> TableView | None:
 
 
 def _caption(diff: Diff) -> str:
-    """The expression, the number of distinct values, and where they are."""
+    """Describe the expression, the number of distinct values, and their ranks."""
     count = len(diff.groups)
     asked = len(diff.asked) - len(diff.running)
     if diff.same:
@@ -189,7 +189,7 @@ def _caption(diff: Diff) -> str:
 
 
 def _lines_of(diff: Diff) -> list[tuple[tuple[int, ...], str]]:
-    """The values that are shown, each with its ranks; then the ranks without a value."""
+    """List the values that are shown, each with its ranks, and then the ranks without a value."""
     shown = diff.groups if len(diff.groups) <= MOST_SHOWN else (*diff.groups[: MOST_SHOWN - 1], diff.groups[-1])
     tell_apart = len({each.reading.text for each in shown}) < len(shown)
     lines: list[tuple[tuple[int, ...], str]] = []
@@ -209,7 +209,7 @@ def _lines_of(diff: Diff) -> list[tuple[tuple[int, ...], str]]:
 
 
 def _heading(diff: Diff) -> str:
-    """What is compared with what."""
+    """Describe what is compared with what."""
     count = len({each.path for each in diff.differences})
     arrays = all(each.ours is not None and each.ours.is_array for each in diff.differences)
     parts = max(each.reading.arrays if arrays else each.reading.leaves for each in diff.groups)
@@ -228,7 +228,7 @@ def _range(groups: Sequence[ValueGroup]) -> str:
 
 
 def _cells_of(row: Difference, expression: str) -> list[str]:
-    """A difference as a row of the table."""
+    """Format a difference as a row of the table."""
     ours, theirs, found = row.ours, row.theirs, row.contrast
     name = short(row.path or expression, 60)
     ranks = rank_label(row.ranks)
@@ -268,14 +268,14 @@ def _figures(leaf: Leaf) -> str:
 
 
 def _type(ours: Leaf, theirs: Leaf) -> str:
-    """The type of two arrays, without redundant details."""
+    """Format the type of two arrays, without redundant details."""
     if ours.facts == theirs.facts:
         return short(ours.facts.removesuffix(", needs grad"), 40)
     return f"{short(ours.facts, 40)}; others {short(theirs.facts, 40)}"
 
 
 def _bad(ours: Leaf, theirs: Leaf) -> str:
-    """How many elements are NaN and infinite, if any: `3 NaN (others 1)`."""
+    """Format how many elements are NaN and infinite, if any: `3 NaN (others 1)`."""
     counts = [(leaf.stats.nans, leaf.stats.infs) if leaf.stats is not None else (0, 0) for leaf in (ours, theirs)]
     said: list[str] = []
     for what, here, others in zip(("NaN", "Inf"), *counts, strict=True):
@@ -285,7 +285,7 @@ def _bad(ours: Leaf, theirs: Leaf) -> str:
 
 
 def _rows(diff: Diff, table: TableView, first: int, rows: Sequence[Difference]) -> str:
-    """Some rows of the table of differences, the first of them at that index."""
+    """Render some rows of the table of differences, the first of them at that index."""
     head = "".join(_cell("th", at, escape(text), table) for at, text in enumerate(table.headings))
     body: list[str] = []
     for row, cells in zip(rows, table.rows[first:], strict=False):
@@ -304,7 +304,7 @@ def _cell(tag: str, at: int, inner: str, table: TableView) -> str:
 
 
 def _details(diff: Diff, row: Difference) -> list[str]:
-    """What is known of a differing part: where it is, what it is on both sides, and how its elements differ."""
+    """Describe a differing part: its location, its content on both sides, and how its elements differ."""
     lines = [
         f"{rank_label(ranks)} {format_points(ranks, diff.extent, limit=8)}: {_told(leaf)}"
         for ranks, leaf in ((row.ranks, row.ours), (row.against, row.theirs))

@@ -1,4 +1,4 @@
-"""`diff` and `pull`: the sequence of queries to the ranks, and their result."""
+"""Run `diff` and `pull`: the sequence of queries to the ranks, and their result."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ QUICK = 5.0
 PING = 3.0
 #: The reason of a stop that holds the frames of an exception.
 POST_MORTEM = "post mortem"
-#: The number of differing arrays whose elements are compared, at most.
+#: The maximum number of differing arrays whose elements are compared.
 MOST_ARRAYS = 50
 
 _T = TypeVar("_T")
@@ -65,8 +65,9 @@ def diff(
 
     Args:
         mesh: on a proc mesh, the expression sees the names of `%%mesh` cells, or of the stopped frame; on an actor
-            mesh, those of the actors' methods, including `self`. Of a handle of a tensor on a mesh, what the ranks
-            hold is compared (of a sharded tensor, equal parts), and `expression` is what the result calls it.
+            mesh, those of the actors' methods, including `self`. For a handle of a tensor on a mesh, the tensors that
+            the ranks hold are compared (of a sharded tensor, equal parts), and `expression` is their name in the
+            result.
         expression: a Python expression. On a proc mesh, `self` is the actor of the rank if there is only one.
         ranks: the ranks of ``mesh``; all by default.
         timeout: the time for evaluating and reading the value (seconds).
@@ -111,7 +112,7 @@ def pull(
     in_frame: bool | None = None,
     up: int = 0,
 ) -> Any:
-    """The value of an expression on one rank, fetched to this process. Tensors arrive on the CPU, without their graph.
+    """Fetch the value of an expression on one rank. Tensors arrive on the CPU, without their graph.
 
     Args:
         mesh: as for `diff`.
@@ -155,7 +156,7 @@ class RemoteExpression:
     ) -> None:
         self.expression = checked(expression)
         address: tuple[str, int] | None = None
-        if hasattr(type(mesh), "_short_form_"):  # a handle of a tensor, so torch is there
+        if hasattr(type(mesh), "_short_form_"):  # a handle of a tensor, so torch is loaded
             from monarch_kernel.tensor import address_of
 
             handle: Any = mesh
@@ -164,7 +165,7 @@ class RemoteExpression:
         self.ranks = sorted(self.whole.ranks[rank] for rank in chosen_ranks(ranks, len(self.whole.ranks)))
         self.running: tuple[int, ...] = ()
         self._timeout = timeout
-        self._why: dict[int, tuple[FailureKind, str]] = {}  # for ranks without an answer: the kind, and a sentence
+        self._why: dict[int, tuple[FailureKind, str]] = {}  # by rank without an answer: the kind, and a sentence
         self._actor = mesh._name if isinstance(mesh, ActorMesh) else ""
         uid = mesh._actor if isinstance(mesh, ActorMesh) else ""
         self._question = Question(self.expression, f"diff-{os.urandom(8).hex()}", uid, grads, timeout, address)
@@ -172,7 +173,7 @@ class RemoteExpression:
         self._evaluated = False
 
     def _stops(self, in_frame: bool | None, on_actors: bool, up: int) -> dict[int, _StoppedFrame]:
-        """The frames to evaluate in, by rank; none if namespaces are used."""
+        """Return the frames to evaluate in, by rank; none if namespaces are used."""
         if in_frame is False or (in_frame is None and on_actors):
             return {}
         debugger = existing_debugger()
@@ -181,7 +182,7 @@ class RemoteExpression:
         # Frames of an exception count only if nothing else is stopped and frames are requested.
         stops = [at for at in stops if at.stop.reason != POST_MORTEM] or (stops if in_frame else [])
         found: dict[int, _StoppedFrame] = {}
-        for at in stops:  # the newest stop of a rank wins, as ids grow
+        for at in stops:  # ids grow, so the newest stop of a rank is used
             frames = user_frames(at.stop.frames)
             if not 0 <= up < len(frames):
                 raise ValueError(f"rank {at.rank} has {len(frames)} frames of user code, so none that is {up} up")
@@ -198,7 +199,7 @@ class RemoteExpression:
     # -- evaluating ------------------------------------------------------------------------------
 
     def read(self) -> dict[int, Reading]:
-        """The value on each rank that has one."""
+        """Read the value on each rank that has one."""
         there = self._there()
         self._evaluated = True
         if not self._stopped:
@@ -207,7 +208,7 @@ class RemoteExpression:
         return self._ask(probe.read_kept, self._question, ranks=reached, timeout=self._timeout)
 
     def fetch(self) -> Any:
-        """The value on the only queried rank; see `pull`."""
+        """Fetch the value on the only queried rank; see `pull`."""
         (rank,) = self.ranks
         there = self._there()
         self._evaluated = bool(self._stopped)
@@ -223,7 +224,7 @@ class RemoteExpression:
         raise RuntimeError(f"rank {rank} of mesh {self.whole.procs.name} cannot send {self.expression}: {why}")
 
     def _there(self) -> list[int]:
-        """The ranks that answer at all. This takes less time than waiting for the others to evaluate the value."""
+        """Return the ranks that answer at all: faster than waiting for the others to evaluate the value."""
         wanted = self._stopped or self.ranks
         there = sorted(self._ask(probe.ping, ranks=wanted, timeout=min(PING, self._timeout)))
         for rank, (kind, why) in self._why.items():
@@ -233,7 +234,7 @@ class RemoteExpression:
         return there
 
     def _in_frames(self, there: Sequence[int]) -> list[int]:
-        """Evaluate in the stopped frames of these ranks; returns the ranks where that succeeded."""
+        """Evaluate in the stopped frames of these ranks. Return the ranks where that succeeded."""
         debugger = existing_debugger()
         assert debugger is not None
         by_frame: dict[int, list[RankStop]] = {}
@@ -258,7 +259,7 @@ class RemoteExpression:
     # -- comparing -------------------------------------------------------------------------------
 
     def compare(self, groups: Sequence[ValueGroup]) -> tuple[list[Difference], bool]:
-        """The parts that differ, and whether the values stayed the same during the comparison."""
+        """Return the parts that differ, and whether the values stayed the same during the comparison."""
         rows: list[Difference] = []
         steady = True
         for family in families(groups):
@@ -295,7 +296,7 @@ class RemoteExpression:
         chosen: Sequence[Sequence[int]],
         reference: int,
     ) -> tuple[list[Difference], bool]:
-        """Fetch the chosen blocks from the reference, and make the other ranks compare them with their own."""
+        """Fetch the chosen blocks from the reference, and let the other ranks compare them with their own."""
         token = self._question.token
         blocks: dict[str, list[int]] = {}
         spans: dict[int, dict[str, Sequence[int]]] = {}
@@ -320,8 +321,8 @@ class RemoteExpression:
     def _ask(
         self, function: Callable[..., _T], *args: Any, ranks: Iterable[int], timeout: float, quietly: bool = False
     ) -> dict[int, _T]:
-        """The answers of the ranks; records why others have not answered, unless `quietly`."""
-        # The rank itself stops when the timeout expires, and has a moment longer to report that.
+        """Return the answers of the ranks. Record why others have not answered, unless `quietly`."""
+        # The rank itself stops when the timeout expires, and gets a moment longer to report that.
         asked = list(ranks)
         answers = ask(self.whole.procs, function, *args, ranks=asked, timeout=timeout + 0.5) if asked else Answers()
         if not quietly:
@@ -336,14 +337,14 @@ class RemoteExpression:
     # -- results ---------------------------------------------------------------------------------
 
     def failed(self) -> tuple[ValueFailure, ...]:
-        """The ranks without a value, by reason."""
+        """Return the ranks without a value, by reason."""
         reasons: dict[tuple[FailureKind, str], list[int]] = {}
         for rank in sorted(self._why):
             reasons.setdefault(self._why[rank], []).append(rank)
         return tuple(ValueFailure(kind, why, tuple(ranks)) for (kind, why), ranks in reasons.items())
 
     def where(self, readings: dict[int, Reading]) -> str:
-        """Where the expression was evaluated."""
+        """Describe where the expression was evaluated."""
         if self._question.tensor is not None:
             return "as the ranks hold it"
         if self._actor:
@@ -362,7 +363,7 @@ class RemoteExpression:
 
 
 def checked(expression: str) -> str:
-    """`expression` without surrounding space. Raises ValueError if it is not an expression."""
+    """Return `expression` without surrounding space. Raises ValueError if it is not an expression."""
     source = expression.strip()
     try:
         compile(source, FILE, "eval")

@@ -1,1 +1,1 @@
-"""What this process waits for, as evidence for the verdict over all ranks."""
+"""Determine what this process waits for, as evidence for the verdict over all ranks."""

@@ -1,6 +1,6 @@
-"""What this rank is doing, as `Evidence`. Reads the frames of other threads, and changes nothing.
+"""Collect what this rank is doing, as `Evidence`. Reads the frames of other threads, and changes nothing.
 
-Only threads that run endpoints or cells count, and others that are in `torch.distributed`.
+Only two kinds of threads count: those that run endpoints or cells, and those that are in `torch.distributed`.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from monarch_kernel.introspection import (
 from monarch_kernel.thread_frames import current_frames
 
 _TORCH = f"{os.sep}torch{os.sep}"
-#: In the paths of data loaders.
+#: The part of a path that identifies data loaders.
 LOADER = f"{_TORCH}utils{os.sep}data{os.sep}"
-#: Functions of `torch.distributed` that send or receive, and those that make process groups.
+#: Functions of `torch.distributed` that send or receive, and functions that create process groups.
 P2P = {"send", "isend", "recv", "irecv", "send_object_list", "recv_object_list"}
 MAKING = {
     "_store_based_barrier",
@@ -63,7 +63,7 @@ MAKING = {
 
 
 def collect(depth: int = 128) -> Evidence:
-    """What this rank is doing.
+    """Collect what this rank is doing.
 
     Args:
         depth: how many of the latest collectives of each group to report.
@@ -78,7 +78,7 @@ def collect(depth: int = 128) -> Evidence:
             groups.setdefault(name, replace(groups[base], name=name))
             numbers.setdefault(name, calls[-1].number)
             history[name] = calls
-    # A group that replaces one of the same name has counted less than is recorded of the old one.
+    # A group that replaces one of the same name has counted fewer operations than the record of the old one contains.
     history = {name: calls for name, calls in history.items() if calls[-1].number <= numbers[name]}
     threads = sorted(_threads(), key=lambda thread: not thread.endpoint)
     waits: list[Wait | None] = []
@@ -152,7 +152,7 @@ class _Thread:
 
 
 def cpu_ticks(thread: int) -> int:
-    """The processor time of a thread of this process so far, in clock ticks; 0 if unknown."""
+    """Return the processor time of a thread of this process so far, in clock ticks; 0 if unknown."""
     try:
         with open(f"/proc/self/task/{thread}/stat", encoding="ascii", errors="replace") as stat:
             fields = stat.read().rpartition(")")[2].split()
@@ -179,7 +179,7 @@ def _threads() -> Iterator[_Thread]:
 
 
 def _call(thread: _Thread) -> Wait | None:
-    """The call whose answer a thread waits for."""
+    """Return the call whose answer a thread waits for."""
     awaited = tool_runtime().awaited_by(thread.frames)
     if awaited is None:
         return None
@@ -224,7 +224,7 @@ def _failure(history: dict[str, tuple[Operation, ...]]) -> UserException | None:
 
 
 def process_groups(c10d: Any) -> tuple[dict[str, ProcessGroup], dict[str, int], int, str]:
-    """The process groups, how many operations each has counted, the rank of this process, and the id of its world."""
+    """Return the process groups, the operation count of each, the rank of this process, and the id of its world."""
     groups: dict[str, ProcessGroup] = {}
     numbers: dict[str, int] = {}
     try:
@@ -239,7 +239,7 @@ def process_groups(c10d: Any) -> tuple[dict[str, ProcessGroup], dict[str, int], 
             groups[name] = ProcessGroup(name, _desc(group), tuple(sorted(ranks)), _timeout(group))
             numbers[name] = _number(group)
         return groups, numbers, int(c10d.get_rank()), _world(world.pg_map[default][1])
-    except Exception:  # a process group is being made or destroyed at this moment, or this PyTorch is unknown
+    except Exception:  # a process group is being created or destroyed at this moment, or this PyTorch is unknown
         return groups, numbers, -1, ""
 
 
@@ -252,14 +252,14 @@ def _timeout(group: Any) -> float:
     try:
         device = next(iter(group._device_types))
         return float(group._get_backend(device).options._timeout.total_seconds())
-    except Exception:  # not every backend has one
+    except Exception:  # not every backend has a timeout
         return 0.0
 
 
 def _number(group: Any) -> int:
     try:
         return int(group._get_sequence_number_for_group())
-    except Exception:  # not every backend counts
+    except Exception:  # not every backend counts operations
         return 0
 
 
@@ -274,7 +274,7 @@ def _world(store: Any) -> str:
 
 
 class _Reader:
-    """Reads what a thread waits for from its frames."""
+    """Determines what a thread waits for from its frames."""
 
     def __init__(
         self,
@@ -290,7 +290,7 @@ class _Reader:
         self._recorded = bool(history)
 
     def wait(self, frames: Sequence[FrameType]) -> Wait | None:
-        """What the thread with these frames (innermost first) waits for in torch.distributed; None for nothing."""
+        """Return what the thread with these frames (innermost first) waits for in torch.distributed, if anything."""
         if self._c10d is None:
             return None
         place = next((location_of(frame) for frame in frames if is_user_frame(frame)), None)
@@ -332,13 +332,13 @@ class _Reader:
             return Wait(call, kind, peer=root, place=place)
         pending = [call for call in self._pending if call.group.partition(SECOND)[0] == group]
         if pending:
-            # A call that blocks is the latest call of its thread.
+            # A call that blocks is the latest of its thread.
             mine = next((call for call in reversed(pending) if _same_line(call.place, place)), pending[-1])
             return Wait(mine, root=root, place=place)
         if function == "monitored_barrier" or not self._recorded:
             number = 0 if function == "monitored_barrier" else self._numbers.get(group, 0)
             return Wait(Operation(group, number, function, name, _shapes(values), place=place), root=root, place=place)
-        return None  # it is entering or leaving
+        return None  # it is just entering or leaving the call
 
     def _group_of(self, group: Any) -> str:
         world = self._c10d._world

@@ -1,4 +1,4 @@
-"""When this rank has entered its latest collectives, by PyTorch's Flight Recorder."""
+"""Read from PyTorch's Flight Recorder when this rank entered its latest collectives."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from monarch_kernel.debugger.rank.rank_debugger import rank_of
 
 
 def collective_times(depth: int) -> CollectiveTimes:
-    """The latest collectives of this rank, with the moments at which it called them.
+    """Return the latest collectives of this rank, with the times at which it called them.
 
     Args:
-        depth: how many of each process group.
+        depth: how many collectives of each process group.
     """
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
     groups, _, dist_rank, world = process_groups(c10d) if c10d is not None else ({}, {}, -1, "")
@@ -35,7 +35,7 @@ def _base(group: str) -> str:
 
 
 def _clock() -> str:
-    """The same for all processes that the kernel gives one clock."""
+    """Return an id that is equal for all processes that share a system clock."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()

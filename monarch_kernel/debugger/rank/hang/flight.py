@@ -1,8 +1,7 @@
-"""PyTorch's Flight Recorder, read in a rank: the latest collectives of every process group, and which have ended.
+"""Read PyTorch's Flight Recorder in a rank: the latest collectives of every process group, and which have ended.
 
-Since about PyTorch 2.8 it is on for gloo and NCCL alike, with a buffer of 2,000 entries, and the user need not do
-anything (`TORCH_FR_BUFFER_SIZE=0` turns it off). It does not record `send` and `recv` over gloo, nor
-`monitored_barrier`.
+Since about PyTorch 2.8, the recorder is on by default for gloo and NCCL, with a buffer of 2,000 entries
+(`TORCH_FR_BUFFER_SIZE=0` turns it off). It records neither `send` and `recv` over gloo nor `monitored_barrier`.
 """
 
 from __future__ import annotations
@@ -20,24 +19,24 @@ from monarch_kernel.debugger.model.evidence import Operation
 from monarch_kernel.debugger.source_locations import SourceLocation, is_user, kind_of
 
 C10D = "distributed_c10d.py"
-#: Stands between the names of a group and of a backend, for operations of another backend than gloo.
+#: Separates the names of group and backend, for operations of a backend other than gloo.
 SECOND = " over "
 
 _DONE = "completed"
 
 
 def record(depth: int) -> dict[str, tuple[Operation, ...]]:
-    """The latest `depth` collectives of each process group of this process, oldest first; {} without a recorder."""
+    """Return the latest `depth` collectives of each process group, oldest first; {} without a recorder."""
     return {name: tuple(_call(name, entry) for entry in calls[-depth:]) for name, calls in _by_group().items()}
 
 
 def timed(depth: int) -> dict[str, tuple[TimedCollective, ...]]:
-    """The same collectives, with the moments at which this process called them."""
+    """Return the same collectives, with the times at which this process called them."""
     return {name: tuple(_timed(name, entry) for entry in calls[-depth:]) for name, calls in _by_group().items()}
 
 
 def _by_group() -> dict[str, list[Mapping[str, Any]]]:
-    """The entries of each process group, oldest first."""
+    """Return the entries of each process group, oldest first."""
     entries = sorted(_entries(), key=lambda entry: (_key(entry), entry["record_id"]))
     by_group: dict[str, list[Mapping[str, Any]]] = {}
     for entry in entries:
@@ -56,7 +55,7 @@ def _by_group() -> dict[str, list[Mapping[str, Any]]]:
 
 
 def _key(entry: Mapping[str, Any]) -> str:
-    """The name of the group, with the backend unless it is gloo: each backend has its own numbers."""
+    """Return the name of the group, with the backend unless it is gloo: each backend has separate numbers."""
     name: str = entry["process_group"][0]
     backend: str = entry["profiling_name"].partition(":")[0]
     return name if backend == "gloo" else f"{name}{SECOND}{backend}"
@@ -74,16 +73,16 @@ def _entries() -> Iterator[Mapping[str, Any]]:
         try:
             with _no_inductor():
                 found = pickle.loads(dump(True, True, False))
-        except Exception:  # another build of PyTorch: the frames are there even without its record
+        except Exception:  # another build of PyTorch: its frames are available even without its record
             continue
         yield from found.get("entries", ())
 
 
 class _Unimported(types.ModuleType):
-    """Stands for `torch._inductor`, which is imported when any attribute but the recorder's is used.
+    """A substitute for `torch._inductor` that imports it if any attribute is used which the recorder does not query.
 
-    To translate the frames of compiled code, the recorder asks whether `torch._inductor` has a `codecache`, and that
-    alone would import it: a second of processor time, and 800 modules, which this process has no use for.
+    To translate the frames of compiled code, the recorder checks whether `torch._inductor` has a `codecache`. That
+    alone would import it: a second of processor time and 800 modules that this process does not use.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -128,7 +127,7 @@ def _call(group: str, entry: Mapping[str, Any]) -> Operation:
 
 def _timed(group: str, entry: Mapping[str, Any]) -> TimedCollective:
     call = _call(group, entry)
-    # NCCL tells how long an operation took, if TORCH_NCCL_ENABLE_TIMING asks for it; gloo does not.
+    # NCCL reports how long an operation took if TORCH_NCCL_ENABLE_TIMING is set. gloo does not.
     seconds = float(entry.get("duration_ms") or 0.0) / 1e3
     return TimedCollective(
         group, call.number, call.op, call.name, call.place, int(entry["time_created_ns"]) / 1e9, seconds
@@ -136,7 +135,7 @@ def _timed(group: str, entry: Mapping[str, Any]) -> TimedCollective:
 
 
 def public_name(frames: Iterable[tuple[str, str]], op: str) -> str:
-    """The outermost function of `torch.distributed` that led here; `frames` are files and names, innermost first."""
+    """Return the outermost function of `torch.distributed` on a stack of (file, name) pairs, innermost first."""
     name = op
     for file, function in frames:
         if is_user(file):

@@ -1,1 +1,1 @@
-"""The stacks of this process: its threads and its asyncio tasks."""
+"""Read the stacks of this process: its threads and its asyncio tasks."""

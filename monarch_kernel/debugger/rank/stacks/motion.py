@@ -1,9 +1,9 @@
 """Merge several snapshots of a process; stacks end at the first frame that changed.
 
-Ranks that compute are at another line in each sample. What they have in common over some seconds is the same for all of
-them, so that they fold into one branch; and a rank that hangs stands out, as its whole stack stays. A thread that uses
-the processor is never reported to hang: a loop may be sampled at the same line each time, as that is where it releases
-the interpreter.
+Ranks that compute are at another line in each sample. The part that their stacks share over some seconds is the same
+for all of them, so they fold into one branch. A rank that hangs stands out, because its whole stack stays the same. A
+thread that uses the processor is never reported to hang: a loop may be sampled at the same line each time, because it
+releases the GIL there.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from collections.abc import Container, Hashable, Sequence
 from monarch_kernel.debugger.model.stacks import Stack, StackFrame, StackSnapshot
 from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
 
-#: The time between samples (seconds), and how many there are at most.
+#: The time between samples (seconds), and the maximum number of samples.
 PERIOD, MOST = 0.05, 100
-#: A thread that has used the processor for more than this part of the time computes.
+#: A thread that uses the processor for more than this share of the time computes.
 BUSY = 0.05
 MOVES = "moves"
 
 
 def sample(seconds: float, all_threads: bool = False, values: bool = False) -> StackSnapshot:
-    """A snapshot of this process over so many seconds."""
+    """Take a snapshot of this process over this many seconds."""
     period = max(PERIOD, seconds / MOST)
     end = time.monotonic() + seconds
     before = _processor_seconds()
@@ -37,7 +37,7 @@ def sample(seconds: float, all_threads: bool = False, values: bool = False) -> S
 
 
 def combined(samples: Sequence[StackSnapshot], seconds: float, busy: Container[int] = ()) -> StackSnapshot:
-    """Several samples of a process, the latest last, as one. Pure.
+    """Combine several samples of a process, the latest last. Pure.
 
     Args:
         samples: the snapshots.
@@ -58,11 +58,11 @@ def combined(samples: Sequence[StackSnapshot], seconds: float, busy: Container[i
 
 
 def _by_owner(taken: StackSnapshot) -> dict[Hashable, Stack]:
-    """The stacks of a snapshot by what stays the same over time: the thread, or the task's name and number."""
+    """Index the stacks of a snapshot by a key that is stable over time: the thread, or the task's name and number."""
     found: dict[Hashable, Stack] = {}
     counts: dict[Hashable, int] = {}
     for stack in taken.stacks:
-        # An endpoint that has begun since is another one, though it runs on the same thread.
+        # An endpoint that has begun since then is another one, even if it runs on the same thread.
         kind: Hashable = (stack.kind, stack.name, stack.thread)
         counts[kind] = counts.get(kind, 0) + 1
         found[(kind, counts[kind])] = stack
@@ -70,7 +70,7 @@ def _by_owner(taken: StackSnapshot) -> dict[Hashable, Stack]:
 
 
 def _common(all_frames: Sequence[tuple[StackFrame, ...]]) -> tuple[tuple[StackFrame, ...], bool]:
-    """The outer frames that all samples have in common, and whether they differ further in.
+    """Return the outer frames that all samples have in common, and whether the samples differ further in.
 
     If the innermost common function went from line to line, its frame has no line.
     """
@@ -87,18 +87,18 @@ def _common(all_frames: Sequence[tuple[StackFrame, ...]]) -> tuple[tuple[StackFr
 
 
 def _processor_seconds() -> dict[int, float]:
-    """The processor time of each thread so far, by its identifier."""
+    """Return the processor time of each thread so far, by its identifier."""
     tick = os.sysconf("SC_CLK_TCK")
     main = threading.main_thread()
     found: dict[int, float] = {}
     known: dict[int, threading.Thread] = dict(getattr(threading, "_active", {}))  # enumerate() would take a lock
     for ident, thread in known.items():
-        # After a fork Python still reports the id that the main thread had in the parent.
+        # After a fork, Python still reports the id that the main thread had in the parent.
         number = os.getpid() if thread is main else thread.native_id
         try:
             with open(f"/proc/self/task/{number}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
-        except OSError:  # it has ended
+        except OSError:  # the thread has ended
             continue
         found[ident] = (int(fields[11]) + int(fields[12])) / tick
     return found

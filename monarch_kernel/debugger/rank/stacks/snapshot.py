@@ -1,7 +1,7 @@
-"""What this process is doing now: its threads and its asyncio tasks as stacks.
+"""Take a snapshot of this process: its threads and its asyncio tasks as stacks.
 
-Runs in a rank, on the debugger's thread; the other threads keep running. It takes well below a millisecond for a few
-threads; source lines are read once.
+Runs in a rank, on the debugger's thread. The other threads keep running. It takes well below a millisecond for a few
+threads. Source lines are read once.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import Running, RunningOperation, operation_on
 from monarch_kernel.thread_frames import current_frames
 
-#: Frames of one thread that are read, from the innermost one outwards.
+#: The maximum number of frames of one thread that are read, from the innermost one outwards.
 DEEPEST = 20_000
 _ORDER = (CODE, ENDPOINT, PROGRAM, OPERATION, TASK, THREAD)
 _STOPPED = "stopped by the debugger"
 _LOOPS = "asyncio.base_events"
-#: The most variables of a frame that are reported, and the longest text of a value (characters).
+#: The maximum number of variables of a frame that are reported, and the maximum length of a value (characters).
 MOST_VALUES, VALUE_LENGTH = 12, 60
 _MOST_ITEMS = 4
 _ATOMS = (bool, int, float, complex, str, bytes, type(None))
-_SELF = ("self", "cls")  # not reported: the function's name tells the class
+_SELF = ("self", "cls")  # not reported: the function's name includes the class
 _DULL = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
 
 _Raw = tuple[CodeType, int, int]
@@ -58,7 +58,7 @@ _Raw = tuple[CodeType, int, int]
 
 
 def snapshot(all_threads: bool = False, values: bool = False) -> StackSnapshot:
-    """The stacks of this process, without the calling thread.
+    """Return the stacks of this process, except that of the calling thread.
 
     Args:
         all_threads: include threads that run no user code.
@@ -68,14 +68,14 @@ def snapshot(all_threads: bool = False, values: bool = False) -> StackSnapshot:
 
 
 class _Thread:
-    """A thread as it was found.
+    """A thread with its frames.
 
     Attributes:
         raw: its frames, the outermost first.
-        step: the task whose step it runs, and `step_at`, where in `raw` that begins.
-        main: the identity of the task that its event loop runs for, and `main_at`, the frame that waits for that task.
-        values: local variables, if asked for.
-        operation: on a tensor, that it runs for a controller.
+        step: the task whose step it runs; `step_at` is the index in `raw` where that begins.
+        main: the identity of the task that its event loop runs for; `main_at` is the frame that waits for that task.
+        values: local variables, if requested.
+        operation: the tensor operation that it runs for a controller.
     """
 
     __slots__ = ("ident", "main", "main_at", "name", "operation", "raw", "step", "step_at", "values")
@@ -148,7 +148,7 @@ class _Reader:
         return found
 
     def _walked(self, thread: _Thread, frame: FrameType, steps: dict[int, TaskStack]) -> _Thread:
-        """Read the frames of a thread, and what else is needed of them."""
+        """Read the frames of a thread, and the data needed with them."""
         raw = thread.raw
         at: FrameType | None = frame
         inner: FrameType | None = None
@@ -173,7 +173,7 @@ class _Reader:
     def _of_thread(self, thread: _Thread) -> Stack | None:
         step = thread.step
         if step is not None and not has_user_code(self._made(_without_start(thread.raw[: thread.step_at]))):
-            # The event loop of an actor or a thread: the task that it runs is what matters.
+            # The event loop of an actor or a thread: only the task that it runs matters.
             whole = [*self._of_links(step), *self._made(thread.raw[thread.step_at :])]
             return self._stack(whole, self._running(step), TASK, _task_name(step), thread.ident, thread.values)
         frames = self._made(_without_start(thread.raw))
@@ -192,7 +192,10 @@ class _Reader:
     # -- tasks ---------------------------------------------------------------------------------
 
     def _of_task(self, task: TaskStack, loop: _Thread | None) -> Stack | None:
-        """A task that waits. The task that a loop was started for goes on from the place where it was started."""
+        """Return the stack of a waiting task.
+
+        The task of a loop continues from the position where the loop was started.
+        """
         frames = self._of_links(task)
         running = self._running(task)
         kind, name = TASK, _task_name(task)
@@ -207,7 +210,7 @@ class _Reader:
         return self._stack(frames, running, kind, name, 0, local_values(inner))
 
     def _running(self, task: TaskStack) -> Running | None:
-        """The endpoint that a task is part of."""
+        """Return the endpoint that a task is part of."""
         return next((self._by_task[id(each)] for each in reversed(task.tasks) if id(each) in self._by_task), None)
 
     def _of_links(self, task: TaskStack) -> list[StackFrame]:
@@ -224,7 +227,7 @@ class _Reader:
         ident: int,
         values: tuple[tuple[str, str], ...],
     ) -> Stack | None:
-        """What is shown of these frames; None if they are of no interest to the user."""
+        """Build the stack of these frames; None if they are of no interest to the user."""
         user = has_user_code(frames)
         if running is not None and (user or not running.tool):
             kind, name = _owner_of(running)
@@ -255,14 +258,14 @@ class _Reader:
 
 
 def _owner_of(running: Running) -> tuple[str, str]:
-    """The kind of a stack of what runs, and its name."""
+    """Return the kind and the name of a stack, from what it runs."""
     if running.tool:
         return CODE, ""
     return (ENDPOINT if running.actor else PROGRAM), running.label
 
 
 def _stops() -> dict[int, str]:
-    """Why threads are stopped, as the tracer of this process knows it."""
+    """Return why threads are stopped, from the tracer of this process."""
     debugger: Any = sys.modules.get("monarch_kernel.debugger.rank.rank_debugger")
     engine = debugger.existing_tracer() if debugger is not None else None
     if engine is None:
@@ -276,13 +279,13 @@ def _why(stop: Any) -> str:
 
 
 def _without_start(raw: list[_Raw]) -> list[_Raw]:
-    """A thread's frames without the start of its process."""
+    """Remove the start of the process from a thread's frames."""
     code = raw[0][0]
     return raw[1:] if (code.co_filename, code.co_name) == ("<string>", "<module>") else raw
 
 
 def _source(code: CodeType, line: int, instruction: int) -> tuple[str, tuple[int, int]]:
-    """The source line of an instruction, and the columns of it that run now."""
+    """Return the source line of an instruction, and its columns that are executing."""
     import linecache
 
     text = linecache.getline(code.co_filename, line)
@@ -311,9 +314,9 @@ def _task_name(stack: TaskStack) -> str:
 
 
 def local_values(frame: FrameType | None) -> tuple[tuple[str, str], ...]:
-    """The variables of a frame as names and texts; of a module or a cell, those that its code mentions.
+    """Return the variables of a frame as names and texts; for a module or a cell, those that its code mentions.
 
-    No user code runs: the text never contains the `repr` of an object of a user's class.
+    No user code runs: the text never contains the `repr` of an instance of a user's class.
     """
     if frame is None:
         return ()
@@ -328,7 +331,7 @@ def local_values(frame: FrameType | None) -> tuple[tuple[str, str], ...]:
 
 
 def value_text(value: Any, depth: int = 2) -> str:
-    """A value as text of at most `VALUE_LENGTH` characters."""
+    """Format a value as text of at most `VALUE_LENGTH` characters."""
     return _cut_value(_value_text(value, depth))
 
 
@@ -366,7 +369,7 @@ def _container_text(value: Any, depth: int) -> str:
 
 
 def _array_text(value: Any) -> str:
-    """An array or a tensor: `Tensor float32 [3, 4] cuda:0`; '' for anything else."""
+    """Format an array or a tensor: `Tensor float32 [3, 4] cuda:0`; '' for anything else."""
     described = getattr(type(value), "_short_form_", None)
     if callable(described):  # a handle of a tensor on a mesh
         return str(described(value))

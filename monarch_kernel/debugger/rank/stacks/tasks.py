@@ -1,8 +1,8 @@
-"""The asyncio tasks of this process as stacks, each from its outermost awaiter to its awaitable.
+"""Read the asyncio tasks of this process as stacks, each from its outermost awaiter to its awaitable.
 
-A task that another one awaits has no stack of its own: its frames follow those of its awaiter. So the stack of what
-`gather` waits for begins with the caller of `gather`. Reads other threads' loops without stopping them; what changes
-during that is left out.
+A task that another one awaits has no separate stack: its frames follow those of its awaiter. A task inside `gather` is
+therefore listed below the caller of `gather`. The loops of other threads are read without stopping them, so tasks that
+change meanwhile are left out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-#: How far chains of awaited coroutines, and of tasks that wait for tasks, are followed.
+#: Limits for following chains of awaited coroutines, and of tasks that wait for tasks.
 _LONGEST_CHAIN, _LONGEST_PATH = 500, 100
 
 
@@ -21,9 +21,9 @@ class TaskStack:
     """One path of tasks that wait for each other, down to a task that waits for no other.
 
     Attributes:
-        tasks: those on the path, the outermost first.
+        tasks: the tasks on the path, the outermost first.
         links: frames from the outermost to the innermost, of all tasks on the path.
-        running: the frame of the innermost task's coroutine, if that task runs now; its thread has the rest.
+        running: the frame of the innermost task's coroutine, if that task is running; its thread has the rest.
     """
 
     __slots__ = ("links", "running", "tasks")
@@ -35,7 +35,7 @@ class TaskStack:
 
 
 def task_stacks() -> list[TaskStack]:
-    """All unfinished tasks of all loops of this process."""
+    """Return the stacks of all unfinished tasks of all loops of this process."""
     tasks = list(_all_tasks())
     waits = {id(task): _waits_for(task) for task in tasks}
     known = {id(task): task for task in tasks}
@@ -43,7 +43,7 @@ def task_stacks() -> list[TaskStack]:
     found: list[TaskStack] = []
     seen: set[int] = set()
     roots = [task for task in tasks if id(task) not in awaited]
-    # Tasks that wait for each other have no root: each cycle begins anywhere.
+    # Tasks that wait for each other have no root. Each cycle begins at an arbitrary task.
     for task in (*roots, *tasks):
         if id(task) not in seen:
             _follow([task], [], waits, seen, found)
@@ -70,20 +70,20 @@ def _all_tasks() -> Iterator[Any]:
     module: Any = sys.modules.get("asyncio.tasks")
     if module is None:
         return
-    # 3.11 has one set; 3.12 keeps eagerly started tasks apart.
+    # Python 3.11 has one set; 3.12 keeps eagerly started tasks separately.
     for name in ("_all_tasks", "_scheduled_tasks", "_eager_tasks"):
         held = getattr(module, name, ())
         for _attempt in range(100):
             try:
                 tasks = list(held)
-            except RuntimeError:  # another thread has just made a task
+            except RuntimeError:  # another thread has just created a task
                 continue
             yield from (task for task in tasks if not task.done())
             break
 
 
 def _waits_for(task: Any) -> list[Any]:
-    """The tasks that a task waits for."""
+    """Return the tasks that a task waits for."""
     waiter: Any = getattr(task, "_fut_waiter", None)
     for _step in range(_LONGEST_CHAIN):
         if waiter is None or waiter.done():
@@ -102,7 +102,7 @@ def _waits_for(task: Any) -> list[Any]:
 
 
 def _shielded(future: Any) -> Any:
-    """What `shield()` protects, where this is the future that it returns."""
+    """Return the future that `shield()` protects, if this is the future that it returned."""
     for callback, *_context in getattr(future, "_callbacks", None) or ():
         names = getattr(getattr(callback, "__code__", None), "co_freevars", ())
         if "inner" in names and callback.__module__ == "asyncio.tasks":
@@ -111,7 +111,7 @@ def _shielded(future: Any) -> Any:
 
 
 def _group(frame: FrameType) -> list[Any]:
-    """The tasks that `wait()`, `wait_for()` or the end of a task group waits for, which their future does not tell."""
+    """Return the tasks that `wait()`, `wait_for()` or the end of a task group waits for. Their future omits them."""
     module = frame.f_globals.get("__name__")
     names: dict[str, Any] = frame.f_locals
     if module == "asyncio.taskgroups":
@@ -124,7 +124,7 @@ def _group(frame: FrameType) -> list[Any]:
 
 
 def _chain(coroutine: Any) -> tuple[list[FrameType], FrameType | None]:
-    """The frames of a coroutine and of what it awaits; and the last of them if it runs now."""
+    """Return the frames of a coroutine and its awaitables, and the last of these frames if it is running."""
     frames: list[FrameType] = []
     at = coroutine
     for _step in range(_LONGEST_CHAIN):
@@ -143,14 +143,14 @@ def _chain(coroutine: Any) -> tuple[list[FrameType], FrameType | None]:
 
 
 def _look(at: Any) -> tuple[FrameType | None, Any, bool]:
-    """The frame of a coroutine, a generator or an asynchronous one, what it awaits, and whether it runs now."""
+    """Return the frame of a coroutine or (asynchronous) generator, its awaitable, and whether it is running."""
     for prefix, following in (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")):
         frame = getattr(at, f"{prefix}_frame", None)
         if frame is not None:
-            # An asynchronous generator counts as running also while it waits; its awaiter knows better.
+            # An asynchronous generator counts as running even while it waits. Its awaiter has the correct state.
             running = prefix != "ag" and bool(getattr(at, f"{prefix}_running", False))
             return frame, getattr(at, following, None), running
-    if type(at).__name__ in _WRAPPERS:  # they do not tell what they step, but they refer to it
+    if type(at).__name__ in _WRAPPERS:  # they do not expose the object that they step, but refer to it
         for held in gc.get_referents(at):
             if type(held).__name__ in ("coroutine", "async_generator", *_WRAPPERS):
                 return _look(held)
@@ -161,7 +161,7 @@ _WRAPPERS = ("async_generator_asend", "async_generator_athrow", "anext_awaitable
 
 
 def _adapted(frame: FrameType) -> Any:
-    """The coroutine that one of our generators steps by hand (see `runtime.actor.execution.interruptible`)."""
+    """Return the coroutine that a generator of this package steps (see `runtime.actor.execution.interruptible`)."""
     if frame.f_code.co_name != "__await__" or frame.f_globals.get("__name__") != _STEPPING:
         return None
     return frame.f_locals.get("coroutine")

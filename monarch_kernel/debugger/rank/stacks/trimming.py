@@ -1,6 +1,6 @@
-"""The part of a stack that is shown: not the frames that lead to user code, nor those of a debugger. Pure.
+"""Trim stacks: remove the frames that lead to user code, and those of a debugger. Pure.
 
-The same rules hold for what a rank reports and for what py-spy has read.
+The same rules apply to reports of ranks and to dumps of py-spy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _THREAD = re.compile(r"Thread-\d+ \((?P<target>.*)\)$")
 
 
 def thread_name(name: str) -> str:
-    """The name of a thread without the part that differs from rank to rank: `Thread-3 (load)` is `load`."""
+    """Return a thread's name without the part that differs between ranks: `Thread-3 (load)` is `load`."""
     match = _THREAD.match(name)
     if match:
         return match["target"] or "Thread"
@@ -40,7 +40,7 @@ def is_ours(name: str) -> bool:
 
 
 def kind_by_frames(frames: Sequence[StackFrame]) -> str:
-    """Whether a stack (the outermost frame first) runs a cell, an endpoint, or neither (``""``)."""
+    """Return whether a stack (the outermost frame first) runs a cell, an endpoint, or neither (``""``)."""
     ours = [frame.place.file for frame in frames if frame.place.kind == RUNTIME]
     if any(file.endswith(CELL_RUNNER) for file in ours):
         return CODE
@@ -48,24 +48,24 @@ def kind_by_frames(frames: Sequence[StackFrame]) -> str:
 
 
 def has_user_code(frames: Sequence[StackFrame]) -> bool:
-    """Whether there is user code in it."""
+    """Return whether a stack contains user code."""
     return any(frame.user for frame in frames)
 
 
 def is_stopped(frames: Sequence[StackFrame]) -> bool:
-    """Whether our debugger has stopped this stack."""
+    """Return whether the debugger of this package has stopped this stack."""
     return _cut_stop(frames) != len(frames)
 
 
 def trimmed(frames: Sequence[StackFrame], kind: str) -> tuple[StackFrame, ...]:
-    """The part of a stack (outermost frame first) that its owner runs; all of it if there is none."""
+    """Return the part of a stack (outermost frame first) that its owner runs; the whole stack if there is none."""
     shown = list(frames[: _cut_stop(frames)])
     first = next((at for at, frame in enumerate(shown) if frame.user), len(shown))
     if kind == OPERATION:  # perhaps none of it is Python
         inside = [at for at, frame in enumerate(shown) if frame.place.kind == RUNTIME]
         return tuple(shown[min(first, inside[-1] + 1 if inside else 0) :])
     if kind == ENDPOINT:
-        begin = _after_callers(shown[:first]) or first  # the frames of another engine are below user code
+        begin = _after_callers(shown[:first]) or first  # frames of another runtime are below user code
     elif kind == TASK:
         begin = next((at for at, frame in enumerate(shown) if frame.place.kind not in (RUNTIME, NATIVE)), 0)
     else:
@@ -74,7 +74,7 @@ def trimmed(frames: Sequence[StackFrame], kind: str) -> tuple[StackFrame, ...]:
 
 
 def folded(frames: Sequence[StackFrame]) -> tuple[StackFrame, ...]:
-    """A stack with equal neighbours as one frame, and without the middle of a very deep stack."""
+    """Merge equal neighbours of a stack into one frame, and remove the middle of a very deep stack."""
     kept: list[StackFrame] = []
     for frame in frames:
         last = kept[-1] if kept else None
@@ -90,7 +90,7 @@ def folded(frames: Sequence[StackFrame]) -> tuple[StackFrame, ...]:
 
 
 def _after_callers(frames: Sequence[StackFrame]) -> int:
-    """Where the endpoint begins: after the innermost frame of the runtime that calls endpoints."""
+    """Return the index where the endpoint begins: after the innermost frame of the runtime that calls endpoints."""
     begin = 0
     for at, frame in enumerate(frames):
         if frame.place.kind == RUNTIME and frame.place.file.endswith(ENDPOINT_RUNNERS):
@@ -99,14 +99,14 @@ def _after_callers(frames: Sequence[StackFrame]) -> int:
 
 
 def _cut_stop(frames: Sequence[StackFrame]) -> int:
-    """Where our debugger has taken over from user code; the length if it has not."""
+    """Return the index where the debugger has taken over from user code; the length if it has not."""
     user = False
     for at, frame in enumerate(frames):
         place = frame.place
         if place.kind == USER:
             user = True
         elif user and is_debugger(place.file):
-            while frames[at - 1].place.kind == RUNTIME:  # what `breakpoint()` calls
+            while frames[at - 1].place.kind == RUNTIME:  # the function that `breakpoint()` calls
                 at -= 1
             return at
     return len(frames)

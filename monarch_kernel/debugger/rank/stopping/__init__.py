@@ -1,4 +1,4 @@
 """The tracer of a process: breakpoints, steps and frames, without debugpy.
 
-`tracer.StopTracer` is its interface; `model.stops` has the values that go in and come out.
+`tracer.StopTracer` is its interface. `model.stops` defines its inputs and outputs.
 """

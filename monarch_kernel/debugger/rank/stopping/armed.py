@@ -20,7 +20,7 @@ from monarch_kernel.debugger.source_locations import RUNTIME, kind_of
 
 log = logging.getLogger(__name__)
 
-#: Asks whether to stop at a breakpoint with `first` or `differs`: (breakpoint, number of the hit, value).
+#: Decides whether to stop at a breakpoint with `first` or `differs`: (breakpoint, number of the hit, value).
 Ask = Callable[[Breakpoint, int, Any], bool]
 
 Lines = dict[int, tuple["ArmedBreakpoint", ...]]
@@ -31,9 +31,9 @@ class ArmedBreakpoint:
     """A breakpoint, and its state in this process."""
 
     spec: Breakpoint
-    call: Callable[[], None] | None = None  # in place of a stop
+    call: Callable[[], None] | None = None  # called instead of stopping
     hits: int = 0
-    lines: set[int] = field(default_factory=set[int])  # where it is bound
+    lines: set[int] = field(default_factory=set[int])  # the lines where it is bound
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -49,10 +49,10 @@ class ArmedBreakpoints:
     """A set of armed breakpoints. Breakpoints that are also in `previous` keep their hit counts.
 
     Args:
-        breakpoints: what is armed.
-        previous: what was armed before.
+        breakpoints: the breakpoints to arm.
+        previous: the breakpoints that were armed before.
         client_path: translates loaded files that were synced.
-        calls: further ones, each with what is called on the thread that reaches it, in place of a stop.
+        calls: further breakpoints, each with a function that the thread calls there instead of stopping.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class ArmedBreakpoints:
         return bool(self._errors)
 
     def wants(self, filename: str) -> bool:
-        """Whether a file that code was loaded from may have breakpoints."""
+        """Return whether a file that code was loaded from may have breakpoints."""
         return kind_of(filename) != RUNTIME and bool(self._files.match(filename))
 
     def lines_of(self, code: CodeType) -> Lines:
-        """The lines of a code object that have breakpoints, with those; marks them as bound."""
+        """Return the lines of a code object that have breakpoints, with these breakpoints. Mark them as bound."""
         lines: Lines = {}
         for asked in self._files.match(code.co_filename):
             for armed in self._by_file[asked]:
@@ -98,7 +98,7 @@ class ArmedBreakpoints:
         return lines
 
     def bounds(self, note: str) -> list[Bound]:
-        """The state of each breakpoint; `note` is added to those at lines."""
+        """Return the state of each breakpoint. `note` is added to those at lines."""
         return [self._bound(armed, note) for armed in self.armed]
 
     def _bound(self, armed: ArmedBreakpoint, note: str) -> Bound:
@@ -116,17 +116,17 @@ class ArmedBreakpoints:
     # -- hits, on the thread that has reached a breakpoint -------------------------------------------
 
     def reached(self, frame: FrameType, here: tuple[ArmedBreakpoint, ...], ask: Ask) -> Decision | None:
-        """The decision to stop a frame at a line with breakpoints; None to continue. Log points print."""
+        """Decide whether to stop a frame at a line with breakpoints; None to continue. Log points print."""
         filename = frame.f_code.co_filename
         decision: Decision | None = None
         for armed in here:
             if self._files.stands_for(armed.spec.file, filename):
-                judged = _judge(armed, frame, ask)  # each counts and prints, whichever of them stops
+                judged = _judge(armed, frame, ask)  # each counts and prints, even if another one stops
                 decision = decision or judged
         return decision
 
     def failed(self, frame: FrameType, error: BaseException, ask: Ask) -> Decision | None:
-        """The decision to stop for an error that has ended an endpoint or a cell."""
+        """Decide whether to stop for an error that has ended an endpoint or a cell; None to continue."""
         decision: Decision | None = None
         for armed in self._errors:
             if _is_called(armed.spec.error, error):

@@ -1,4 +1,4 @@
-"""Source that runs in a frame: conditions, input of the user at a stop, assignments to variables."""
+"""Run source in a frame: conditions, input of the user at a stop, assignments to variables."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Names = dict[str, Any]
 
 
 def value_of(frame: FrameType, source: str, extra: Names | None = None) -> Any:
-    """The value of an expression in a frame.
+    """Evaluate an expression in a frame.
 
     Args:
-        frame: has the names; it may have ended.
+        frame: provides the names; it may have ended.
         source: one expression.
         extra: further names, hidden by those of the function.
 
@@ -34,15 +34,15 @@ def value_of(frame: FrameType, source: str, extra: Names | None = None) -> Any:
     code = _compiled(source.strip())
     if not extra and not any(isinstance(constant, CodeType) for constant in code.co_consts):
         return eval(code, frame.f_globals, frame.f_locals)
-    # A lambda or a comprehension sees no names but globals.
+    # Lambdas and comprehensions see only globals.
     return eval(code, _merged(frame, extra))
 
 
 def run(frame: FrameType, source: str, extra: Names) -> tuple[bool, Any]:
-    """Run statements or an expression in a frame: (whether the last one is an expression, its value).
+    """Run statements or an expression in a frame. Return whether the last one is an expression, and its value.
 
-    Names that statements bind are variables of the function if it has such variables, and go to `extra` otherwise; at
-    the top level of a module or cell they are globals.
+    Names that statements bind become variables of the function if it has such variables, and go to `extra` otherwise.
+    At the top level of a module or cell, they become globals.
 
     Raises:
         BaseException: raised by the source. The statements before it have taken effect.
@@ -63,7 +63,9 @@ def run(frame: FrameType, source: str, extra: Names) -> tuple[bool, Any]:
 
 @contextmanager
 def names_of(frame: FrameType, extra: Names, declared: Collection[str] = ()) -> Generator[Names]:
-    """All names of a frame, as globals to run code with. What the code binds is then bound in the frame, or in `extra`.
+    """Provide all names of a frame as globals to run code with.
+
+    Names that the code binds are stored in the frame, or in `extra`.
 
     Args:
         declared: the names that the code declares as global.
@@ -94,18 +96,18 @@ def assign(frame: FrameType, name: str, value: Any) -> None:
     names = frame.f_locals
     names[name] = value
     if sys.version_info < (3, 13):
-        # The dictionary was a copy until Python 3.13 (PEP 667).
+        # Until Python 3.13, the dictionary was a copy (PEP 667).
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 
 
 def fill(frame: FrameType, template: str, show: Callable[[Any], str]) -> str:
-    """The text of a log point: each `{expression}` is replaced by its value, as `show` formats it, or by its error.
+    """Format a log point: each `{expression}` is replaced by its value, as `show` formats it, or by its error.
 
-    Format specifications and `!r` work as in f-strings; `{{` is a brace.
+    Format specifications and `!r` work as in f-strings; `{{` is a literal brace.
     """
     try:
         parts = list(string.Formatter().parse(template))
-    except ValueError:  # a brace alone
+    except ValueError:  # an unmatched brace
         return template
     text: list[str] = []
     for literal, source, specification, conversion in parts:
@@ -125,7 +127,7 @@ def fill(frame: FrameType, template: str, show: Callable[[Any], str]) -> str:
 
 
 def summary(error: BaseException) -> str:
-    """An exception in one line, as the last line of a traceback has it."""
+    """Format an exception in one line, like the last line of a traceback."""
     try:
         lines = traceback.format_exception_only(error)
     except Exception:  # its own __str__ failed
@@ -140,7 +142,7 @@ def _compiled(source: str) -> CodeType:
 
 
 def _merged(frame: FrameType, extra: Names | None) -> Names:
-    """All names of a frame as one set of globals."""
+    """Merge all names of a frame into one set of globals."""
     return {**frame.f_globals, **(extra or {}), **frame.f_locals}
 
 

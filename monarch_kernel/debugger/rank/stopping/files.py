@@ -1,4 +1,4 @@
-"""The loaded files that match a breakpoint's file in this process."""
+"""Match a breakpoint's file to the loaded files of this process."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ ClientPath = Callable[[str], str | None]
 
 
 def not_synced(_path: str) -> None:
-    """A ``ClientPath`` where nothing was synced."""
+    """Return None; used as the ``ClientPath`` if nothing was synced."""
 
 
 class Files:
-    """The files that breakpoints name, and how well each loaded file matches them.
+    """The files that breakpoints name, and how well each loaded file matches each of them.
 
-    The same file, or the same name of a cell, matches best. Without one, it is the file whose path shares the most
-    components with the asked one, counted from the end: a workspace may lie elsewhere on this host. If it was synced
-    there, it matches as the controller's file that it was synced from. A file of a library has to match by more than
+    The same file, or the same name of a cell, matches best. Otherwise, it is the file whose path shares the most
+    components with the requested one, counted from the end: a workspace may have another path on this host. A file that
+    was synced there also matches like the controller's file that it came from. A library file must match by more than
     its base name.
 
     Args:
@@ -38,20 +38,20 @@ class Files:
         self._seen: dict[str, tuple[str, ...]] = {}
 
     def match(self, loaded: str) -> tuple[str, ...]:
-        """The requested names that a loaded file may match; check `stands_for` before use."""
+        """Return the requested names that a loaded file may match. Check `stands_for` before use."""
         found = self._seen.get(loaded)
         if found is None:
             found = self._seen[loaded] = tuple(self._matches(loaded))
         return found
 
     def stands_for(self, asked: str, loaded: str) -> bool:
-        """Whether a loaded file still matches best, of all that are loaded now."""
+        """Return whether a loaded file still matches best, of all files that are loaded now."""
         return self._score(asked, loaded) >= self._best.get(asked, 1)
 
     def _matches(self, loaded: str) -> list[str]:
         library = kind_of(loaded) == LIBRARY
         if library and os.path.basename(loaded) not in self._bases:
-            return []  # the case of most files, so it is cheap
+            return []  # most files end here, so it is cheap
         found: list[str] = []
         for asked in self._asked:
             score = self._score(asked, loaded)
@@ -63,7 +63,7 @@ class Files:
     def _score(self, asked: str, loaded: str) -> int:
         score = matching_parts(asked, loaded)
         synced_from = self._client_path(loaded) if score < _SAME else None
-        if synced_from is not None:  # the person who asks names the controller's file
+        if synced_from is not None:  # the user names the controller's file
             score = max(score, matching_parts(asked, synced_from))
         if 0 < score < _SAME and kind_of(loaded) == LIBRARY:
             whole = asked.strip(os.sep).count(os.sep) + 1

@@ -1,4 +1,4 @@
-"""Lines and code: the place of a breakpoint's line in a code object, and the code objects that are loaded."""
+"""Map a breakpoint's line to a code object, and find the code objects that are loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from monarch_kernel.thread_frames import current_frames
 
-# The types that have code, and the attribute that holds it.
+# The types that have code, and the attribute that contains it.
 _CODE_OF: dict[type, str] = {
     FunctionType: "__code__",
     GeneratorType: "gi_code",
@@ -23,29 +23,29 @@ _RESUME: int = opcode.opmap["RESUME"]
 
 
 def nested(code: CodeType) -> list[CodeType]:
-    """The code objects of functions, classes and comprehensions directly inside `code`."""
+    """Return the code objects of functions, classes and comprehensions directly inside `code`."""
     return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
 
 
 def tree(code: CodeType) -> Iterator[CodeType]:
-    """`code`, and all code within it."""
+    """Yield `code`, and all code within it."""
     yield code
     for inner in nested(code):
         yield from tree(inner)
 
 
 def own_lines(code: CodeType) -> list[int]:
-    """The lines at which `code` itself can stop, in order."""
+    """Return the lines at which `code` itself can stop, in order."""
     instructions = code.co_code
     begin = next((i for i in range(0, len(instructions), 2) if instructions[i] == _RESUME), -2)
-    # Instructions before the body, which create a generator or enter the frame, are not places to stop.
+    # Threads cannot stop at the instructions before the body, which create a generator or enter the frame.
     return sorted({line for _, end, line in code.co_lines() if line and end > begin + 2})
 
 
 def bind(code: CodeType, line: int) -> int | None:
-    """The line of `code` at which a breakpoint at `line` stops; None if `line` is not in this code.
+    """Return the line of `code` at which a breakpoint at `line` stops; None if `line` is not in this code.
 
-    A line without code stands for the next line with code of the same function. The head of a function stands for the
+    A line without code is moved to the next line with code in the same function. The head of a function is moved to the
     first line of its body, and is not bound in the code that defines the function.
     """
     lines = own_lines(code)
@@ -63,7 +63,7 @@ def bind(code: CodeType, line: int) -> int | None:
     if any(other.co_firstlineno <= line <= _last_line(other) for other in inner):
         return None
     if line < lines[0] and _has_code(code.co_filename, range(line, lines[0])):
-        return None  # a part of a cell, each of which claims to begin at line 1: the line is in another part
+        return None  # parts of a cell all begin at line 1: the line is in another part
     return next((own for own in lines if own > line), None)
 
 
@@ -73,17 +73,17 @@ def _has_code(file: str, lines: range) -> bool:
 
 
 def _is_body(code: CodeType) -> bool:
-    """Whether it is the code of a function, rather than of a class or a module."""
+    """Return whether it is the code of a function, rather than of a class or a module."""
     return bool(code.co_flags & inspect.CO_OPTIMIZED)
 
 
 def _heads(code: CodeType, line: int, first: int) -> bool:
-    """Whether `line` is in the head of a named function whose body begins at `first`."""
+    """Return whether `line` is in the head of a named function whose body begins at `first`."""
     if not _is_body(code) or code.co_name.startswith("<") or not code.co_firstlineno <= line <= first:
         return False
     if line == first:
         return line == code.co_firstlineno  # def f(): return 1
-    # Decorators run in the code that defines the function.
+    # Decorators run as part of the code that defines the function.
     return not linecache.getline(code.co_filename, line).lstrip().startswith("@")
 
 
@@ -92,7 +92,7 @@ def _last_line(code: CodeType) -> int:
 
 
 def running_frames() -> Iterator[tuple[int, FrameType]]:
-    """Every running frame of this process, with its thread: thread by thread, innermost first."""
+    """Yield every running frame of this process, with its thread: thread by thread, innermost first."""
     for thread, innermost in current_frames().items():
         frame: FrameType | None = innermost
         while frame is not None:
@@ -101,7 +101,7 @@ def running_frames() -> Iterator[tuple[int, FrameType]]:
 
 
 def loaded_codes(wanted: Callable[[str], object]) -> list[CodeType]:
-    """All code objects with a wanted `co_filename`, of functions, running frames and suspended generators.
+    """Return all code objects with a wanted `co_filename`, of functions, running frames and suspended generators.
 
     Code that the garbage collector does not see (`gc.freeze`) is found once it runs.
     """

@@ -1,7 +1,7 @@
-"""Events through `sys.monitoring` (Python 3.12 and later).
+"""Deliver events through `sys.monitoring` (Python 3.12 and later).
 
-Only code with breakpoints, and code that a step passes through, is instrumented; other code runs at full speed once
-each of its functions has run once. A tool id of its own lets debugpy and coverage tools run beside it.
+Only code with breakpoints, and code that a step passes through, is instrumented. Other code runs at full speed once
+each of its functions has run once. A separate tool id lets debugpy and coverage tools run at the same time.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Monitoring:
     def __init__(self, sink: StopTracer, _lock: threading.Lock) -> None:
         self._sink = sink
         self._book = ArmedBreakpoints(())
-        self._lines: dict[int, tuple[CodeType, Lines]] = {}  # by identity: equal code may be of another file
+        self._lines: dict[int, tuple[CodeType, Lines]] = {}  # by identity: equal code may belong to another file
         self._stepped: dict[int, CodeType] = {}
         self._everywhere = self._libraries = False
         self._generation = 0
         self._tool: int | None = None
 
     def arm(self, book: ArmedBreakpoints) -> None:
-        """Arm these breakpoints in place of all others, also in code that runs already."""
+        """Arm these breakpoints in place of all others, including in code that is already running."""
         self._book = book
         before = self._lines
         lines: dict[int, tuple[CodeType, Lines]] = {}
@@ -67,7 +67,7 @@ class Monitoring:
         self._apply(before, restart=bool(self._stepped or self._everywhere))
 
     def close(self) -> None:
-        """Remove everything; all code runs at full speed again."""
+        """Remove all instrumentation. All code runs at full speed again."""
         self._book = ArmedBreakpoints(())
         before = {key: code for key, (code, _) in self._lines.items()} | self._stepped
         self._lines, self._stepped, self._everywhere = {}, {}, False
@@ -77,7 +77,7 @@ class Monitoring:
             self._tool = None
 
     def _apply(self, before: dict[int, CodeType], restart: bool) -> None:
-        """Set the interpreter's events to what is needed now; `before` is the code that had some."""
+        """Set the interpreter's events to those that are needed now. `before` is the code that had events."""
         events = monitoring.events
         codes = before | {key: code for key, (code, _) in self._lines.items()} | self._stepped
         if self._tool is None:
@@ -96,12 +96,12 @@ class Monitoring:
             wanted |= events.LINE
         if self._stepped:
             wanted |= events.PY_UNWIND
-        # A callback that was about to return DISABLE for the state before must not: the callbacks compare this number.
+        # A callback about to return DISABLE for the previous state must not do so: callbacks compare this number.
         self._generation += 1
         if monitoring.get_events(tool) != wanted:
             monitoring.set_events(tool, wanted)
         if restart:
-            monitoring.restart_events()  # turns on again what DISABLE has turned off
+            monitoring.restart_events()  # turns on events again that DISABLE has turned off
 
     def _take_tool(self) -> None:
         for tool in _TOOLS:
@@ -132,7 +132,7 @@ class Monitoring:
                     self._lines[id(part)] = (part, here)
                     events = monitoring.get_local_events(self._tool, part) | monitoring.events.LINE
                     monitoring.set_local_events(self._tool, part, events)
-        # No call between the comparison and the return, so that no other thread can arm in between.
+        # There is no call between the comparison and the return, so that no other thread can arm in between.
         if generation == self._generation:
             return monitoring.DISABLE
         return None

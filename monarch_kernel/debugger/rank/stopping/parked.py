@@ -1,6 +1,6 @@
 """A stopped thread: it waits, runs jobs for viewers, and continues on request.
 
-It waits without the interpreter lock, and wakes often enough to receive an exception that is raised into it.
+It waits without the GIL, and wakes often enough to receive an exception that is raised into it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from monarch_kernel.thread_frames import raise_in_thread
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """The variables of a frame: its locals, or its globals."""
+    """The variables of a frame: its locals or its globals."""
 
     frame: FrameType
     local: bool
 
 
 class Handles:
-    """The values of one stop that viewers have seen, by the numbers by which they refer to them.
+    """The values of one stop that viewers have seen, by the numbers that viewers use for them.
 
     Attributes:
         extra: names that evaluations have bound and that are not variables of the frames.
@@ -41,7 +41,7 @@ class Handles:
         self._held: dict[int, tuple[FrameType, Any]] = {}
 
     def scopes(self, frame: FrameType) -> list[Variable]:
-        """`Locals` and `Globals` of a frame; only `Globals` at the top level of a module or cell."""
+        """Return the scopes `Locals` and `Globals` of a frame; only `Globals` at the top level of a module or cell."""
         found = [Variable("Globals", "", "", self._hold(frame, _Scope(frame, False)), len(frame.f_globals), 0)]
         if frame.f_locals is not frame.f_globals:
             scope = _Scope(frame, True)
@@ -49,7 +49,7 @@ class Handles:
         return found
 
     def variables(self, ref: int, start: int, count: int) -> list[Variable]:
-        """The children of the value with that number.
+        """Return the children of the value with that number.
 
         Raises:
             KeyError: there is no such number.
@@ -61,7 +61,7 @@ class Handles:
         return [self._variable(frame, name, value) for name, _, value in children(held, start, count)]
 
     def set(self, ref: int, name: str, expression: str) -> Variable:
-        """Replace a child by the value of an expression in the frame that it was found from.
+        """Replace a child by the value of an expression, in the frame from which it was reached.
 
         Raises:
             KeyError: there is no such number or child.
@@ -80,7 +80,7 @@ class Handles:
         return self._variable(frame, name, value)
 
     def evaluation(self, frame: FrameType, value: Any) -> Evaluation:
-        """The answer to an evaluation that gave this value."""
+        """Build the answer to an evaluation that returned this value."""
         named, indexed = counts(value)
         ref = self._hold(frame, value) if named or indexed else 0
         return Evaluation(long(value), type_name(value), ref, named, indexed)
@@ -121,9 +121,9 @@ class Handles:
         return self._held[ref]
 
 
-#: How often a stopped thread wakes for exceptions that were raised into it (seconds).
+#: The interval at which a stopped thread wakes for exceptions that were raised into it (seconds).
 _TICK = 0.1
-#: How long an evaluation may take to end after it was interrupted (seconds).
+#: The time limit for an evaluation to end after an interrupt (seconds).
 _GRACE = 0.5
 
 
@@ -136,7 +136,7 @@ class _Abandoned(BaseException):
 
 
 class _Main:
-    """The job that the main thread runs."""
+    """Holds the job that the main thread runs."""
 
     job: _Job | None = None
 
@@ -149,21 +149,21 @@ def _on_signal(_number: int, _frame: FrameType | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Onward:
-    """How the thread is to continue."""
+    """The way in which the thread continues."""
 
     how: How
     line: int = 0
 
 
 class _Job:
-    """Something to run in the stopped thread."""
+    """A function to run in the stopped thread."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self.function = function
         self.result: Any = None
         self.error: BaseException | None = None
         self.done = threading.Event()
-        self.lock = threading.Lock()  # held to begin, to end, and to abandon
+        self.lock = threading.Lock()  # held while the job begins, ends or is abandoned
         self.running = self.abandoned = False
 
     def fail(self, error: BaseException) -> None:
@@ -175,7 +175,7 @@ class Parked:
     """One stop, and the thread that waits in it (none for a post mortem).
 
     Attributes:
-        stop: what viewers see.
+        stop: the stop as viewers see it.
         frames: the frames of `stop.frames`.
         handles: the values that viewers have seen.
     """
@@ -192,7 +192,7 @@ class Parked:
     # -- in the stopped thread ---------------------------------------------------------------------
 
     def wait(self) -> Onward:
-        """Run jobs until `go`; return how to continue.
+        """Run jobs until `go`. Return how to continue.
 
         Raises:
             BaseException: KeyboardInterrupt, or another exception that was raised into the thread.
@@ -219,7 +219,7 @@ class Parked:
             job.running = True
         interrupt: KeyboardInterrupt | None = None
         if self.stop.thread == threading.main_thread().ident:
-            signal.signal(_SIGNAL, _on_signal)  # it stays: a signal may arrive late
+            signal.signal(_SIGNAL, _on_signal)  # the handler stays, because a signal may arrive late
             _Main.job = job
         try:
             try:
@@ -252,7 +252,7 @@ class Parked:
     # -- from other threads ------------------------------------------------------------------------
 
     def go(self, onward: Onward) -> None:
-        """Let the thread continue after the present job."""
+        """Let the thread continue after the current job."""
         with self._lock:
             if not self._over:
                 self._jobs.put(onward)
@@ -267,14 +267,14 @@ class Parked:
         """Run `function` in the stopped thread.
 
         Args:
-            function: what to run; events of this engine are off while it runs.
-            timeout: seconds; then an exception is raised into it, as by Ctrl-C. Off the main thread, a call into C is
-                not interrupted, and later jobs and `go` wait for it.
+            function: the function to run; events of this tracer are off while it runs.
+            timeout: the time limit (seconds), after which an exception is raised into the function, as by Ctrl-C. A
+                call into C is not interrupted outside the main thread; later jobs and `go` wait for it.
 
         Raises:
             KeyError: the stop is over.
             TimeoutError: it took too long.
-            BaseException: what the function raises.
+            BaseException: raised by the function.
         """
         if self.stop.thread in (0, threading.get_ident()):
             return function()

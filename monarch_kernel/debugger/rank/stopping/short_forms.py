@@ -1,7 +1,7 @@
-"""Short forms of values, and their children: bounded in length and in work, whatever the value.
+"""Format values and their children with bounded length and work, whatever the value.
 
-A tensor on a device is never read (that would wait for the device, which may be what hangs); of a large array only the
-first elements are, and a large container is never walked. User code runs only if a class has its own `__repr__`.
+A tensor on a device is never read, because that would wait for the device, which may be hanging. Of a large array, only
+the first elements are read. A large container is never traversed. User code runs only if a class defines `__repr__`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-#: The longest short form, in characters, and the longest answer to an evaluation.
+#: The maximum lengths of a short form and of the answer to an evaluation (characters).
 SHORT, LONG = 200, 20_000
-#: Arrays on the CPU with up to so many elements are shown in full, in the short and in the long form.
+#: Arrays on the CPU with at most this many elements are shown in full, in the short and in the long form.
 _FEW, _MANY = 8, 1000
-#: Of arrays in this process's memory with up to so many elements, all are read; of larger ones the first.
+#: Arrays in this process's memory with at most this many elements are read completely, larger ones only at the start.
 _MEASURED = 1 << 15
 _FIRST = 4
 #: The number of children that are returned without a request for a page.
@@ -40,7 +40,7 @@ class Shortener(reprlib.Repr):
         self._elements = elements
 
     def repr1(self, x: Any, level: int) -> str:
-        """The form of a value, and of each value inside it."""
+        """Format a value, and each value inside it."""
         kind = type(x)
         array = array_form(x, self._elements)
         if array is not None:
@@ -58,13 +58,13 @@ class Shortener(reprlib.Repr):
             return f"<{type_name(x)} whose repr raised {type(error).__name__}>"
 
     def repr_int(self, x: int, level: int) -> str:
-        """A huge number is not converted, which would take time quadratic in its digits."""
+        """Format an integer. A huge one is not converted, because that takes time quadratic in its digits."""
         if x.bit_length() > 4 * self.maxlong:
             return f"<int of {x.bit_length()} bits>"
         return super().repr_int(x, level)
 
     def repr_instance(self, x: Any, level: int) -> str:
-        """Any other object."""
+        """Format any other object."""
         text = repr(x)
         return text if len(text) <= self.maxother else f"{text[: self.maxother - 3]}..."
 
@@ -74,14 +74,14 @@ _short, _long = Shortener(SHORT, 10, _FEW), Shortener(LONG, 200, _MANY)
 
 
 def short(value: Any) -> str:
-    """One line of at most about `SHORT` characters."""
+    """Format a value in one line of at most about `SHORT` characters."""
     text = _safe(_short, value)
     text = " ".join(text.split("\n")) if "\n" in text else text
     return text if len(text) <= SHORT else f"{text[: SHORT - 3]}..."
 
 
 def long(value: Any) -> str:
-    """The long form of a value, on request: several lines, at most about `LONG` characters."""
+    """Return the long form of a value, for a request: several lines, at most about `LONG` characters."""
     text = _safe(_long, value)
     return text if len(text) <= LONG else f"{text[: LONG - 3]}..."
 
@@ -94,14 +94,14 @@ def _safe(form: Shortener, value: Any) -> str:
 
 
 def type_name(value: Any) -> str:
-    """The name of its class, with the module unless that is `builtins` or `__main__`."""
+    """Return the name of its class, with the module unless that is `builtins` or `__main__`."""
     kind = type(value)
     module = kind.__module__
     return kind.__qualname__ if module in ("builtins", "__main__") else f"{module}.{kind.__qualname__}"
 
 
 def array_form(value: Any, elements: int) -> str | None:
-    """`tensor(shape=(3, 4), dtype=torch.float32, device='cuda:0')` for arrays that are not small; else None.
+    """Format an array that is not small: `tensor(shape=(3, 4), dtype=torch.float32, device='cuda:0')`; else None.
 
     Arrays are recognised by their attributes, so neither torch nor numpy is needed.
     """
@@ -126,16 +126,16 @@ def array_form(value: Any, elements: int) -> str | None:
     place = "" if device is None or root == "numpy" else f", device='{device}'"
     facts = f"shape={shape}, dtype={dtype}{place}"
     if count <= elements and (device is None or str(device) == "cpu"):
-        values = _values(value) if elements == _FEW else ""  # a person who asks for the value gets its repr
+        values = _values(value) if elements == _FEW else ""  # a user who requests the value gets its repr
         return f"{name}({values}, {facts})" if values else None
     figures = _figures(value)
     return f"{name}({facts}{f', {figures}' if figures else ''})"
 
 
 def _readable(value: Any) -> Any:
-    """A plain array in the memory of this process, which may be read and indexed with no one's code; None: it is not.
+    """Return a plain array in this process's memory that can be read without user code; None for other values.
 
-    A tensor is detached. Subclasses are not read: a part of a sharded tensor may take a collective.
+    A tensor is detached. Subclasses are not read: reading a part of a sharded tensor may require a collective.
     """
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and type(value) is numpy.ndarray:
@@ -145,7 +145,7 @@ def _readable(value: Any) -> Any:
     plain = value.layout is torch.strided and not (value.is_quantized or value.is_nested)
     if not plain or torch._C._functorch.is_functorch_wrapped_tensor(value):
         return None
-    # FSDP takes the memory of parameters away for a time.
+    # FSDP temporarily releases the memory of parameters.
     return value.detach() if value.untyped_storage().nbytes() or not value.numel() else None
 
 
@@ -154,12 +154,12 @@ def _values(value: Any) -> str:
         with _plainly():
             array = _readable(value)
             return "" if array is None else _listed(array.tolist())
-    except Exception:  # of packed types, which only special kernels can read
+    except Exception:  # packed types, which only special kernels can read
         return ""
 
 
 def _figures(value: Any) -> str:
-    """`min=-3, max=4.1, mean=0.2` of an array; its first elements if it is large; "" if it is not read."""
+    """Format `min=-3, max=4.1, mean=0.2` of an array; its first elements if it is large; "" if it is not read."""
     try:
         with _plainly():
             array = _readable(value)
@@ -194,7 +194,7 @@ def _measured(array: Any) -> str:
 
 
 def _listed(values: Any) -> str:
-    """A number, or lists of numbers, with four digits."""
+    """Format a number, or lists of numbers, with four digits."""
     if isinstance(values, list):
         return f"[{', '.join(map(_listed, values))}]"
     if isinstance(values, float):
@@ -204,7 +204,7 @@ def _listed(values: Any) -> str:
 
 @contextmanager
 def _plainly() -> Generator[None]:
-    """Have torch work as if no mode were on (autograd, functorch, a profiler of user code, ...)."""
+    """Run torch as if no mode were active (autograd, functorch, a profiler of user code, ...)."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
         yield
@@ -221,7 +221,7 @@ def _is_array(kind: type) -> bool:
 
 
 def counts(value: Any) -> tuple[int, int]:
-    """How many children a value has: (named, indexed). Only lengths are read."""
+    """Return how many children a value has: (named, indexed). Only lengths are read."""
     if isinstance(value, (*_PLAIN, *_FUNCTIONS)):
         return 0, 0
     try:
@@ -241,7 +241,7 @@ def counts(value: Any) -> tuple[int, int]:
 
 
 def children(value: Any, start: int = 0, count: int = 0) -> list[tuple[str, Any, Any]]:
-    """(name, key, value) of `count` children (0: of at most `PAGE`) from number `start` on, those with an index first.
+    """List (name, key, value) of `count` children (0: at most `PAGE`) from `start` on, those with an index first.
 
     `key` is for `put`: an index, a key, or an `Attribute`; None if the child cannot be replaced.
     """
@@ -256,7 +256,7 @@ def children(value: Any, start: int = 0, count: int = 0) -> list[tuple[str, Any,
     elif isinstance(value, (list, tuple)) or _is_sequence(value):
         items = [(f"[{i}]", i, value[i]) for i in range(start, min(stop, len(value)))]
     elif rows := _rows(value):
-        with _plainly():  # of a device, too: to take a row does not wait for it
+        with _plainly():  # also on a device: indexing a row does not wait for it
             array = _readable(value)
             items = [(f"[{i}]", i, array[i]) for i in range(start, min(stop, rows))]
     elsewhere = len(value) if isinstance(value, dict) or _is_sequence(value) else _rows(value)
@@ -265,7 +265,7 @@ def children(value: Any, start: int = 0, count: int = 0) -> list[tuple[str, Any,
 
 
 def _rows(value: Any) -> int:
-    """How many rows an array has that can be indexed; 0 for other values."""
+    """Return the number of rows of an array that can be indexed; 0 for other values."""
     if not _is_array(type(value)):
         return 0
     with _plainly():
@@ -294,7 +294,7 @@ def put(container: Any, key: Any, value: Any) -> None:
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """The attributes of an object itself, and the cheap ones of an array; no property is computed."""
+    """Return the attributes of an object itself, and the cheap ones of an array. No property is computed."""
     if isinstance(value, (*_PLAIN, *_FUNCTIONS)):
         return {}
     if _is_array(type(value)) and _static(value, "shape") is not _ABSENT:

@@ -1,7 +1,8 @@
-"""The end of a step: a plan follows one thread, or one coroutine, from event to event. Independent of tracing.
+"""Decide where a step ends. A plan follows one thread, or one coroutine, from event to event. Independent of tracing.
 
-A step belongs to a *flow*: a thread's stack down to where user code begins, or a task's coroutines down to the event
-loop. Other tasks of the thread do not end it. When the flow leaves user code, the step is over, and the thread runs.
+A step belongs to a *flow*: a thread's stack down to the start of user code, or a task's coroutines down to the event
+loop. Other tasks of the thread do not end it. When the flow leaves user code, the step is over, and the thread
+continues.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from types import FrameType
 from monarch_kernel.debugger.model.stops import How
 from monarch_kernel.debugger.source_locations import CELL_RUNNER, RUNTIME, is_user_frame, kind_of, outwards
 
-# What threads begin with, and what they wait in: code that never stops.
+# Files of code in which threads begin or wait. It never stops.
 _MACHINERY = ("threading.py", "queue.py", "concurrent/futures/thread.py")
 _EVENT_LOOP = ("/asyncio/", "/uvloop/")
 
 
 def forbidden(filename: str) -> bool:
-    """Whether code of a file must never stop: our own, and that of threads and imports."""
+    """Return whether code of a file must never stop: that of this package, and that of threads and imports."""
     return filename.startswith("<frozen ") or kind_of(filename) == RUNTIME or filename.endswith(_MACHINERY)
 
 
 def _flow_of(frame: FrameType) -> FrameType:
-    """The outermost frame of a frame's flow."""
+    """Return the outermost frame of a frame's flow."""
     found = frame
     for outer in outwards(frame.f_back):
         name = outer.f_code.co_filename
@@ -33,20 +34,20 @@ def _flow_of(frame: FrameType) -> FrameType:
 
 
 class StepPlan:
-    """How one thread continues from a stop to the next.
+    """The plan by which one thread continues from a stop to the next.
 
     Args:
-        frame: where it is; for `next` and `until`, also the frame whose lines count.
+        frame: the current frame; for `next` and `until`, also the frame whose lines count.
         how: next, step, out or until.
-        line: for until: the line to reach in `frame`; 0 is any line below the present one.
+        line: for until: the line to reach in `frame`; 0 is any line below the current one.
         stop: the id of the stop at which it began.
 
     Attributes:
-        thread: whose lines count.
-        everywhere: lines of all frames of the thread matter, not only those of `frames`.
-        libraries: so do lines of libraries: the step begins in one.
-        moved: `frames` or `everywhere` have changed; the engine resets it once the events are adapted.
-        over: no event will end this step.
+        thread: the thread whose lines count.
+        everywhere: whether lines of all frames of the thread matter, not only those of `frames`.
+        libraries: whether lines of libraries matter, too, because the step begins in one.
+        moved: whether `frames` or `everywhere` have changed; the tracer resets it after adapting the events.
+        over: whether no event will end this step.
     """
 
     def __init__(self, thread: int, frame: FrameType, how: How, line: int = 0, stop: int = 0) -> None:
@@ -74,11 +75,11 @@ class StepPlan:
 
     @property
     def frames(self) -> list[FrameType]:
-        """The frames whose lines and returns matter."""
+        """Return the frames whose lines and returns matter."""
         return [*self._callers.values(), self._root, *([self._home] if self._home is not None else [])]
 
     def at_line(self, frame: FrameType, line: int) -> bool:
-        """Whether the step ends at a line that is about to run."""
+        """Return whether the step ends at a line that is about to run."""
         if frame is self._home:
             return self.how in ("next", "step") or (self.how == "until" and line >= self._until)
         if id(frame) in self._callers:
@@ -90,7 +91,7 @@ class StepPlan:
         return _flow_of(frame) is self._flow or any(outer is self._home for outer in outwards(frame))
 
     def at_return(self, frame: FrameType) -> FrameType | None:
-        """A frame is about to return: the caller in which the step ends, if it does."""
+        """Handle that a frame is about to return. Return the caller in which the step ends, if it does."""
         if frame is self._home:
             caller = frame.f_back
             if caller is None or forbidden(caller.f_code.co_filename):
@@ -105,7 +106,7 @@ class StepPlan:
         return None
 
     def at_unwind(self, frame: FrameType) -> None:
-        """An exception leaves a frame."""
+        """Handle that an exception leaves a frame."""
         if frame is self._root:
             self.over = True
 
@@ -113,7 +114,7 @@ class StepPlan:
         return is_user_frame(frame) or (self.libraries and not forbidden(frame.f_code.co_filename))
 
     def _leave(self, frame: FrameType) -> None:
-        """User code has ended; the rest of the same cell may follow."""
+        """Handle that user code has ended. The rest of the same cell may follow."""
         runner = next((outer for outer in outwards(frame.f_back) if _runs_cells(outer)), None)
         if runner is None or self._cell is None:
             self.over = True
@@ -130,7 +131,7 @@ class StepPlan:
 
 
 def _runs_cells(frame: FrameType) -> bool:
-    """Whether a frame runs a cell as two pieces of code: its statements, then its last expression."""
+    """Return whether a frame runs a cell as two pieces of code: its statements, then its last expression."""
     return frame.f_code.co_name == "run" and frame.f_code.co_filename.endswith(CELL_RUNNER)
 
 

@@ -1,10 +1,11 @@
-"""Python 3.11: trace functions of threads that run already (`sys.settrace` sets only that of the calling thread).
+"""Read and set the trace functions of running threads on Python 3.11.
 
-CPython exports what this needs, except for two offsets in `PyThreadState`, which are searched for, not assumed.
+(`sys.settrace` sets only that of the calling thread.) CPython exports the necessary functions, except for two offsets
+in `PyThreadState`. These are searched for, not assumed.
 
-A thread's state is freed when the thread ends, which it can whenever this thread gives up the interpreter lock: between
-two calls of Python code. So the list of states is walked, read and written by iterators and functions that are
-implemented in C and chained, each chain exhausted by a single call, during which the lock is held.
+A thread's state is freed when the thread ends. That can happen whenever this thread releases the GIL: between two calls
+of Python code. The list of states is therefore traversed, read and written by iterators and functions that are
+implemented in C and chained. A single call exhausts each chain, and the GIL is held during this call.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 
 Tracer = Callable[..., Any]
 
-_WORDS = 36  # the part of a thread state that is searched; the whole is larger
+_WORDS = 36  # the part of a thread state that is searched; the whole state is larger
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 
 
@@ -38,7 +39,7 @@ class _Layout:
 
 @dataclass(frozen=True, slots=True)
 class _Api:
-    """Functions of the interpreter, which keep the interpreter lock; addresses are integers, and NULL is None."""
+    """Functions of the interpreter that keep the GIL. Addresses are integers, and NULL is None."""
 
     interpreter: Callable[[], int]
     head: Callable[[int], int]
@@ -49,24 +50,24 @@ class _Api:
 
 
 def thread_tracers() -> dict[int, Tracer | None]:
-    """The trace function of each thread, by `threading.get_ident()`.
+    """Return the trace function of each thread, by `threading.get_ident()`.
 
-    Only that of the calling thread, if the interpreter is built differently. A thread that changes its trace function
-    at this moment is left out.
+    If the interpreter is built differently, only that of the calling thread is returned. A thread that is just changing
+    its trace function is left out.
     """
     layout = _find_layout()
     if layout is None:
         return {threading.get_ident(): sys.gettrace()}
     with _no_collection():
         fields = map(ctypes.c_void_p.from_address, map(layout.tracer.__add__, _states()))
-        # Referenced in the same call as they are found; from here on they live, even if their threads end.
+        # They are referenced in the same call that finds them. From here on they stay alive, even if their threads end.
         tracers = list(map(_api().new_reference, filter(None, map(attrgetter("value"), fields))))
         held = {id(tracer): tracer for tracer in tracers}
         return {thread: held.get(tracer) for _, thread, tracer in _read(layout) if not tracer or tracer in held}
 
 
 def set_tracers(tracers: Mapping[int, Tracer | None]) -> None:
-    """Like `sys.settrace`, for each of these threads that still runs.
+    """Set trace functions as `sys.settrace` does, for each of these threads that still runs.
 
     Raises:
         RuntimeError: the interpreter refused (an audit hook).
@@ -78,7 +79,7 @@ def set_tracers(tracers: Mapping[int, Tracer | None]) -> None:
         return
     present = (
         thread_tracers()
-    )  # held until the end: what is run when a trace function is freed must not run in the chain
+    )  # held until the end: code that runs when a trace function is freed must not run in the chain
     calls: dict[int, tuple[int, int | None, int | None]] = {}
     with _no_collection():
         for address, thread, _ in _read(layout):
@@ -93,14 +94,14 @@ def set_tracers(tracers: Mapping[int, Tracer | None]) -> None:
 
 
 def _states() -> Iterator[int]:
-    """The addresses of all thread states; valid only during the one call that exhausts this iterator."""
+    """Yield the addresses of all thread states. They are valid only during the one call that exhausts this iterator."""
     api = _api()
     # PyThreadState_Next is called with a second argument, which a C function ignores.
     return takewhile(bool, accumulate(chain(map(api.head, (api.interpreter(),)), repeat(None)), api.following))
 
 
 def _read(layout: _Layout) -> list[tuple[int, int, int]]:
-    """(address, thread, address of the trace function or 0) of each thread."""
+    """Return (address, thread, address of the trace function or 0) of each thread."""
     addresses, same = tee(_states())
     size = max(layout.thread, layout.tracer) + _WORD
     copies = list(zip(addresses, map(_api().copy, same, repeat(size))))
@@ -113,7 +114,7 @@ def _read(layout: _Layout) -> list[tuple[int, int, int]]:
 
 @contextmanager
 def _no_collection() -> Generator[None, None, None]:
-    """Without garbage collection, which runs finalizers: Python code, in the middle of a chain."""
+    """Disable garbage collection, which could run finalizers (Python code) in the middle of a chain."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -125,7 +126,7 @@ def _no_collection() -> Generator[None, None, None]:
 
 @lru_cache(maxsize=1)
 def _api() -> _Api:
-    library = ctypes.PyDLL(None)  # not `ctypes.pythonapi`, whose functions other code may declare in its own way
+    library = ctypes.PyDLL(None)  # not `ctypes.pythonapi`, for whose functions other code may have declared other types
     pointer = ctypes.c_void_p
 
     def declared(name: str, result: Any, *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The tracer of one process: it stops threads, answers queries about them, and resumes them."""
+"""The tracer of one process. It stops threads, answers queries about them, and resumes them."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from monarch_kernel.thread_frames import current_frames
 
 log = logging.getLogger(__name__)
 
-#: How many frames of a stop are shown, from the innermost.
+#: The maximum number of frames of a stop that are shown, from the innermost one.
 MAX_FRAMES = 256
-#: How long reading variables may take (seconds).
+#: The time limit for reading variables (seconds).
 LOOK_TIMEOUT = 5.0
 
 _HOWS = ("continue", "next", "step", "out", "until")
-# In the set of threads to pause: any thread that runs user code next.
+# A member of the set of threads to pause: the next thread that runs user code.
 _ANY = 0
 
 _CLOSED = "the debugger of this process is closed"
@@ -58,9 +58,9 @@ Label = Callable[[], tuple[str, str, str]]
 class StopTracer:
     """Breakpoints, stops and steps of this process. All methods may be called from any thread.
 
-    A stopped thread blocks inside the event that stopped it, without the interpreter lock, so other threads run.
-    Threads of the debugger and code of the runtime never stop. When a step leaves user code, the thread runs. In a
-    child process created by `os.fork`, nothing is armed.
+    A stopped thread blocks inside the event that stopped it, without the GIL, so other threads run. Threads of the
+    debugger and code of the runtime never stop. When a step leaves user code, the thread continues. In a child process
+    created by `os.fork`, nothing is armed.
 
     Args:
         on_event: called with each stop, and with its end, on the thread that it concerns; must not block.
@@ -89,8 +89,9 @@ class StopTracer:
         self._plans: dict[int, StepPlan] = {}
         self._pausing: set[int] = set()
         self._parked: dict[int, Parked] = {}
-        self._leaving: set[int] = set()  # stops that have been told to continue, and whose threads have not yet
-        self._raised: dict[int, BaseException] = {}  # by thread: what was raised into its stop
+        # stops that have been told to continue, but whose threads have not continued yet
+        self._leaving: set[int] = set()
+        self._raised: dict[int, BaseException] = {}  # by thread: the exception that was raised into its stop
         self._closed = False
         self._lock = threading.Lock()
         if sys.version_info >= (3, 12):
@@ -98,7 +99,7 @@ class StopTracer:
         else:
             from monarch_kernel.debugger.rank.stopping.tracing import Tracing as Source
         self._source = Source(self, self._lock)
-        # These callbacks cannot be unregistered, so they must not keep the engine alive.
+        # These callbacks cannot be unregistered, so they must not keep the tracer alive.
         before, after, child = map(weakref.WeakMethod, (self._before_fork, self._after_fork, self._in_child))
         os.register_at_fork(
             before=lambda: (before() or _nothing)(),
@@ -109,7 +110,7 @@ class StopTracer:
     # -- breakpoints -------------------------------------------------------------------------------
 
     def arm(self, breakpoints: Iterable[Breakpoint]) -> list[Bound]:
-        """Arm these breakpoints in place of all others, also in code that runs already.
+        """Arm these breakpoints in place of all others, including in code that is already running.
 
         Returns:
             The state of each, in their order.
@@ -128,12 +129,12 @@ class StopTracer:
         return book
 
     def call_at(self, point: str, code: CodeType, call: Callable[[], None]) -> None:
-        """Call back on threads that reach the first line of a function, from a common point of all ranks on.
+        """Call a function on threads that reach the first line of a function, beginning at a common point of all ranks.
 
-        It stays until `drop_call`, whatever breakpoints are armed; `call` must not raise.
+        The call stays until `drop_call`, independently of the armed breakpoints. `call` must not raise.
 
         Args:
-            point: see `common_point`; also names the call.
+            point: see `common_point`; also identifies the call.
         """
         place = Breakpoint(0, code.co_filename, own_lines(code)[0], together=point)
         with self._lock:
@@ -141,7 +142,7 @@ class StopTracer:
             self._arm([armed.spec for armed in self._book.armed])
 
     def drop_call(self, point: str) -> None:
-        """Call back there no more."""
+        """Remove a call."""
         with self._lock:
             if self._calls.pop(point, None) is not None and not self._closed:
                 self._arm([armed.spec for armed in self._book.armed])
@@ -162,7 +163,7 @@ class StopTracer:
             self._attend()
 
     def cancel_pause(self) -> None:
-        """Let all threads run that `pause` has not stopped yet."""
+        """Let those threads run that `pause` has not stopped yet."""
         with self._lock:
             self._pausing.clear()
             self._attend()
@@ -195,13 +196,13 @@ class StopTracer:
         """Open the frames of a kept error, as a stop without a thread that lasts until `resume`.
 
         Args:
-            error: with its traceback.
+            error: the error with its traceback.
             label: the actor, endpoint and cell in which it was raised.
             of_peer: see `Stop`.
 
         Raises:
             ValueError: the error has no traceback.
-            RuntimeError: the engine is closed.
+            RuntimeError: the tracer is closed.
         """
         frames = _frames_of(error.__traceback__)
         if not frames:
@@ -215,7 +216,7 @@ class StopTracer:
     # -- stops -------------------------------------------------------------------------------------
 
     def stops(self) -> list[Stop]:
-        """The current stops, in the order in which they began."""
+        """Return the current stops, in the order in which they began."""
         with self._lock:
             return [parked.stop for parked in self._parked.values()]
 
@@ -224,11 +225,11 @@ class StopTracer:
 
         Args:
             stop_id: the id of its stop.
-            how: see `How`; a step that leaves user code ends, and the thread runs.
-            line: for "until": the line to reach; 0 is any line below the present one.
+            how: see `How`. A step that leaves user code ends, and the thread continues.
+            line: for "until": the line to reach; 0 is any line below the current one.
 
         Raises:
-            KeyError: the stop does not exist, or is over. One that is about to continue goes on as it was told first.
+            KeyError: the stop does not exist, or is over. A stop that is about to continue follows the first request.
             NotSteppable: the frames of an error cannot step; only "continue" ends such a stop.
             ValueError: `how` is not one of these.
         """
@@ -248,7 +249,7 @@ class StopTracer:
             self._tell(Resumed(stop_id, how))
 
     def close(self) -> None:
-        """Let all threads run, and remove every trace and callback. Nothing stops until the next `arm`."""
+        """Let all threads continue, and remove every trace and callback. Nothing stops until the next `arm`."""
         with self._lock:
             self._closed = True
             self._book = ArmedBreakpoints(())
@@ -261,14 +262,14 @@ class StopTracer:
         for parked in standing:
             try:
                 self.resume(parked.stop.id)
-            except KeyError:  # it has ended by itself
+            except KeyError:  # the stop has already ended
                 continue
             parked.abandon_job()
 
     # -- inspecting a stop -------------------------------------------------------------------------
 
     def scopes(self, stop_id: int, frame: int) -> list[Variable]:
-        """The scopes of a frame, innermost first; their variables are their children.
+        """Return the scopes of a frame, innermost first. Their variables are their children.
 
         Raises:
             KeyError: the stop does not exist, or is over.
@@ -279,10 +280,10 @@ class StopTracer:
         return parked.run(lambda: parked.handles.scopes(there), LOOK_TIMEOUT)
 
     def variables(self, stop_id: int, ref: int, start: int = 0, count: int = 0) -> list[Variable]:
-        """The children of the value `ref`, from number `start` on; those with an index come first.
+        """Return the children of the value `ref`, beginning at `start`; those with an index come first.
 
         Raises:
-            KeyError: there is no such stop, or number.
+            KeyError: there is no such stop or value.
             TimeoutError: the stopped thread is busy, or a `__repr__` takes too long.
         """
         with self._lock:
@@ -290,10 +291,10 @@ class StopTracer:
         return parked.run(lambda: parked.handles.variables(ref, start, count), LOOK_TIMEOUT)
 
     def set_variable(self, stop_id: int, ref: int, name: str, expression: str) -> Variable:
-        """Set a child of the value `ref` to the value of an expression, in the frame that it was found from.
+        """Set a child of the value `ref` to the value of an expression, in the frame from which it was reached.
 
         Raises:
-            KeyError: there is no such stop, number or child.
+            KeyError: there is no such stop, value or child.
             TimeoutError: as for `variables`.
             Exception: raised by the expression or the assignment.
         """
@@ -306,8 +307,9 @@ class StopTracer:
 
         Args:
             stop_id, frame: the stop, and the frame in it.
-            source: Python; assignments change the function's variables, new names last as long as the stop.
-            timeout: seconds; then the evaluation is interrupted, unless it is in C off the main thread.
+            source: Python code; assignments change the function's variables, and new names last as long as the stop.
+            timeout: the time limit (seconds), after which the evaluation is interrupted, unless it is in C outside the
+                main thread.
 
         Raises:
             KeyError: the stop does not exist, or is over.
@@ -333,7 +335,7 @@ class StopTracer:
         Raises:
             KeyError, IndexError: as `evaluate`.
             TimeoutError: it took too long.
-            Exception: whatever it raises.
+            Exception: raised by the function.
         """
         parked, there = self._frame(stop_id, frame)
         return parked.run(lambda: function(there), timeout)
@@ -353,9 +355,10 @@ class StopTracer:
     # -- events, on the thread where they happen ---------------------------------------------------
 
     def _harmless(self, work: Callable[..., None], *args: Any) -> None:
-        """Do work of the debugger in a thread of the program, which no fault of the work must reach.
+        """Do work of the debugger in a thread of the program, without letting errors of the work reach the program.
 
-        What others raise into the thread meanwhile (an interrupt, a handler of a signal) is the program's, and goes on.
+        An exception that others raise into the thread meanwhile (an interrupt, a signal handler) belongs to the
+        program, and is passed on.
         """
         try:
             work(*args)
@@ -428,7 +431,7 @@ class StopTracer:
             self._attend()
 
     def _attend(self) -> None:
-        """Request the events that steps and pauses need now."""
+        """Request the events that steps and pauses currently need."""
         if self._closed:
             return
         self.alert = bool(self._plans or self._pausing)
@@ -481,7 +484,7 @@ class StopTracer:
         thread: int,
         of_peer: bool = False,
     ) -> Parked | None:
-        """Register a stop; None if the engine is closed."""
+        """Register a stop; None if the tracer is closed."""
         shown = tuple(
             StopFrame(index, frame.f_code.co_qualname, file, line, is_user_frame(frame), source_line(file, line))
             for index, (frame, line) in enumerate(frames)
@@ -539,7 +542,7 @@ class StopTracer:
         self._lock.release()
 
     def _in_child(self) -> None:
-        """Close the engine in a forked child, where no viewer could resume a stop."""
+        """Close the tracer in a forked child, where no viewer could resume a stop."""
         self._closed = True
         self._plans.clear()
         self._pausing.clear()
@@ -552,16 +555,16 @@ class StopTracer:
 
 
 def _nothing() -> None:
-    """Stands in for a method whose engine is gone."""
+    """Replaces a method whose tracer is gone."""
 
 
 def _stack(frame: FrameType) -> Stack:
-    """A frame and its callers, with their lines."""
+    """Return a frame and its callers, with their lines."""
     return [(outer, outer.f_lineno) for outer in itertools.islice(outwards(frame), MAX_FRAMES)]
 
 
 def _frames_of(traceback: TracebackType | None) -> Stack:
-    """The frames of a traceback, innermost first, with the lines where they failed."""
+    """Return the frames of a traceback, innermost first, with the lines where they failed."""
     frames: Stack = []
     while traceback is not None:
         frames.append((traceback.tb_frame, traceback.tb_lineno))
@@ -570,7 +573,7 @@ def _frames_of(traceback: TracebackType | None) -> Stack:
 
 
 def _by_signal(error: BaseException) -> bool:
-    """Whether a handler of a signal has raised this."""
+    """Return whether a signal handler has raised this."""
     handlers = {getattr(signal.getsignal(each), "__code__", None) for each in signal.valid_signals()}
     traceback = error.__traceback__
     while traceback is not None:
@@ -581,7 +584,7 @@ def _by_signal(error: BaseException) -> bool:
 
 
 def _may_stop(frame: FrameType) -> bool:
-    """Whether a frame runs on behalf of the user, rather than of the debugger or the runtime."""
+    """Return whether a frame runs on behalf of the user, rather than of the debugger or the runtime."""
     user = False
     for outer in outwards(frame):
         if is_debugger(outer.f_code.co_filename):

@@ -1,11 +1,12 @@
-"""Events through `sys.settrace`, for Python 3.11.
+"""Deliver events through `sys.settrace`, for Python 3.11.
 
-While breakpoints are armed, every thread is traced, which slows Python code down (`note` says by how much); lines are
-traced only in functions with breakpoints, and in what a step passes through. Without breakpoints, no thread is traced.
+While breakpoints are armed, every thread is traced, which slows down Python code (`note` states by how much). Lines are
+traced only in functions with breakpoints, and in code that a step passes through. Without breakpoints, no thread is
+traced.
 
-If a thread has a trace function already, such as debugpy's, it is called as well, and restored in the end. One that is
-set later replaces ours in that thread until the next `arm`; debugpy sets its own on all threads whenever its
-breakpoints change, so ours is put back over it a moment later.
+If a thread already has a trace function, such as debugpy's, that is called as well, and restored in the end. A trace
+function that is set later replaces the tracer's in that thread until the next `arm`. debugpy sets its own on all
+threads whenever its breakpoints change, so the tracer puts its function back over it a moment later.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ from monarch_kernel.thread_frames import current_frames
 if TYPE_CHECKING:
     from monarch_kernel.debugger.rank.stopping.tracer import StopTracer
 
-#: How often a thread is checked that an exception from a trace function has left untraced (seconds).
+#: The interval for checking a thread that an exception from a trace function has left untraced (seconds).
 _LOST_TICK = 0.001
-#: How often threads are checked that debugpy may have taken, or an interrupt left untraced (seconds).
+#: The interval for checking threads that debugpy may have taken, or an interrupt left untraced (seconds).
 _GUARD_TICK = 0.2
 _DEBUGPY = "_pydevd_bundle"
-_sleep = time.sleep  # debugpy replaces that of the module
+_sleep = time.sleep  # debugpy replaces the function in the module
 
 _YIELD: int = opcode.opmap["YIELD_VALUE"]
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 
 
 class _Files(dict[str, bool]):
-    """Whether files have breakpoints, determined when code of theirs is first called."""
+    """Whether files have breakpoints, determined when code of a file is first called."""
 
     def __init__(self) -> None:
         super().__init__()
         self._wants: Callable[[str], bool] = ArmedBreakpoints(()).wants
 
     def begin(self, wants: Callable[[str], bool]) -> None:
-        """Start anew, for all files."""
+        """Reset the results for all files."""
         self._wants = wants
         self.clear()
 
@@ -69,20 +70,20 @@ class Tracing:
         self._lock = lock
         self._book = ArmedBreakpoints(())
         self._files = _Files()
-        self._local: dict[int, tuple[CodeType, _Local]] = {}  # by identity: equal code may be of another file
+        self._local: dict[int, tuple[CodeType, _Local]] = {}  # by identity: equal code may belong to another file
         self._raising: dict[int, FrameType] = {}
         self._plain = _Local(sink, {}, self._raising, self._lost)
         self._plans: list[StepPlan] = []
         self._pausing = self._libraries = self._guarding = False
         self._everywhere: set[int] = set()
-        self._before: dict[int, Tracer | None] = {}  # what other threads' trace functions were
+        self._before: dict[int, Tracer | None] = {}  # the previous trace functions of other threads
         self._new_threads: Any = None
         self._call = self._make_tracer(None)
         self._tracers: weakref.WeakSet[Any] = weakref.WeakSet([self._call])
 
     def arm(self, book: ArmedBreakpoints) -> None:
-        """Arm these breakpoints in place of all others, also in code that runs already."""
-        # Finding code takes long where much is loaded; those that stay armed hold meanwhile.
+        """Arm these breakpoints in place of all others, including in code that is already running."""
+        # Finding code takes long if much is loaded. Meanwhile, breakpoints that stay armed keep working.
         codes = loaded_codes(book.wants) if book.has_lines else []
         locals_ = {id(code): (code, self._make_local(book, code)) for code in codes}
         former, self._book, self._local = self._local, book, locals_
@@ -104,7 +105,7 @@ class Tracing:
         self._apply()
 
     def close(self) -> None:
-        """Remove everything; all code runs at full speed again."""
+        """Remove all trace functions. All code runs at full speed again."""
         self._book = ArmedBreakpoints(())
         self.attend([], False)
         self.arm(self._book)
@@ -112,7 +113,7 @@ class Tracing:
     # -- trace functions -------------------------------------------------------------------------------
 
     def _make_tracer(self, other: Tracer | None) -> Tracer:
-        """A thread's trace function; `other` is called as well."""
+        """Create a thread's trace function, which calls `other` as well."""
         sink, files, local_of = self._sink, self._files, self._local_of
 
         def on_call(frame: FrameType, _event: str, _arg: Any) -> Any:
@@ -156,7 +157,7 @@ class Tracing:
     # -- traced threads and frames ---------------------------------------------------------------------
 
     def _apply(self) -> None:
-        """Trace the threads and frames that matter now, and no others."""
+        """Trace exactly the threads and frames that matter now."""
         stepping = {plan.thread for plan in self._plans}
         always = self._book.has_lines or self._pausing
         self._trace_threads(lambda thread: always or thread in stepping)
@@ -174,10 +175,10 @@ class Tracing:
             guard.start()
 
     def _guard(self) -> None:
-        """While anything is armed: trace again what debugpy has taken, and what an interrupt has left untraced.
+        """While anything is armed, trace again threads that debugpy has taken, or that an interrupt has left untraced.
 
-        `_lost` sees most interrupts. Where the signal's handler raises before the first line of a trace function, none
-        of our code runs, and Python stops tracing the thread.
+        `_lost` handles most interrupts. If the signal handler raises before the first line of a trace function, no code
+        of this module runs, and Python stops tracing the thread.
         """
         while True:
             _sleep(_GUARD_TICK)
@@ -216,7 +217,7 @@ class Tracing:
             set_tracers(changed)
 
     def _go_over(self, thread: int) -> None:
-        """Restore our trace function in the calling thread, where another replaced it; ours then calls the other."""
+        """Restore the tracer's function in the calling thread if another has replaced it. It then calls the other."""
         self._before.pop(thread, None)
         tracer = sys.gettrace()
         if tracer not in self._tracers:
@@ -241,7 +242,7 @@ class Tracing:
             threading.settrace(self._new_threads)
 
     def _lost(self, inside: FrameType) -> None:
-        """An exception leaves the trace function `inside`, and Python stops tracing this thread: trace it again."""
+        """Trace this thread again: an exception left the trace function `inside`, and Python stopped tracing it."""
         thread = threading.get_ident()
         threading.Thread(target=self._regain, args=(thread, inside), name="debugger-regain", daemon=True).start()
 
@@ -255,7 +256,7 @@ class Tracing:
 
 
 class _Local:
-    """The trace function of frames; `lines` are the breakpoints of their code."""
+    """The trace function of frames. `lines` are the breakpoints of their code."""
 
     def __init__(
         self, sink: StopTracer, lines: Lines, raising: dict[int, FrameType], lost: Callable[[FrameType], None]
@@ -267,7 +268,7 @@ class _Local:
         self.function: Tracer = self.trace
 
     def trace(self, frame: FrameType, event: str, arg: Any) -> None:
-        """Called for each event of such a frame. It never returns a trace function: `arm` may set another meanwhile."""
+        """Handle an event of such a frame. Never returns a trace function: `arm` may set another one meanwhile."""
         try:
             self._trace(frame, event, arg)
         except BaseException:  # a KeyboardInterrupt for user code
@@ -294,7 +295,7 @@ class _Local:
 
 
 def _yields(frame: FrameType) -> bool:
-    """Whether a return event is a `yield` or an `await`."""
+    """Return whether a return event is a `yield` or an `await`."""
     code = frame.f_code
     return bool(code.co_flags & _SUSPENDS) and code.co_code[frame.f_lasti] == _YIELD
 

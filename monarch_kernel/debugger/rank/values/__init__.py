@@ -1,1 +1,1 @@
-"""A value of this process, reduced to digests and figures that the controller compares."""
+"""Reduce a value of this process to digests and figures that the controller compares."""

@@ -1,4 +1,4 @@
-"""NumPy arrays and plain lists of numbers as arrays of blocks; see `blocks`."""
+"""Read NumPy arrays and plain lists of numbers as arrays of blocks; see `blocks`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from monarch_kernel.debugger.model.readings import Contrast, Stats, shown, shown_pair
 from monarch_kernel.debugger.rank.values.blocks import Array, Deadline, digest_of_block
 
-#: A list of at least so many numbers is read as an array.
+#: A list of at least this many numbers is read as an array.
 LONG = 64
 
-_SMALLEST_NORM = 1e-15  # the square of a smaller one loses digits in single precision
+_SMALLEST_NORM = 1e-15  # the square of a smaller number loses digits in single precision
 
 
 def number_array(values: Sequence[Any]) -> NumberArray | None:
-    """A long list or tuple of floats only, or of integers only, as an array; None for any other."""
+    """Convert a long list or tuple of floats only, or of integers only, to an array; None for any other."""
     if len(values) < LONG or type(values[0]) not in (int, float):
         return None
     kind = type(values[0])
@@ -31,11 +31,11 @@ def number_array(values: Sequence[Any]) -> NumberArray | None:
 
 
 class NumberArray(Array):
-    """Numbers of Python, packed.
+    """Packed Python numbers.
 
     Args:
         numbers: packed as C doubles or 64-bit integers.
-        name: of the container they were in.
+        name: the type name of their original container.
     """
 
     def __init__(self, numbers: array.array[Any], name: str) -> None:
@@ -44,7 +44,7 @@ class NumberArray(Array):
         self._name = name
 
     def facts(self) -> str:
-        """The container and the type of the numbers: `list of 1,000 float`."""
+        """Describe the container and the type of the numbers: `list of 1,000 float`."""
         return f"{self._name} of {self.size:,} {'float' if self._numbers.typecode == 'd' else 'int'}"
 
     def read(self, deadline: Deadline) -> None:
@@ -102,11 +102,11 @@ class NumpyArray(Array):
 
     @property
     def block(self) -> int:
-        """Elements per block."""
+        """The number of elements per block."""
         return super().block if self.itemsize else 1
 
     def facts(self) -> str:
-        """Element type and shape: `float32 [3, 4]`."""
+        """Describe element type and shape: `float32 [3, 4]`."""
         return f"{self._values.dtype.name if not self._values.dtype.names else self._values.dtype} {list(self.shape)}"
 
     def read(self, deadline: Deadline) -> None:
@@ -125,12 +125,12 @@ class NumpyArray(Array):
         self.stats = Stats.over(stats) if stats else None
 
     def _window(self, start: int, count: int) -> Any:
-        """Elements in row-major order, contiguous and in native byte order; copied only if they are not."""
+        """Return elements in row-major order, contiguous, in native byte order; copied only if necessary."""
         values = self._values
         if values.flags.c_contiguous:
             found = values.reshape(-1)[start : start + count]
         else:
-            found = values.flat[start : start + count]  # copies just these
+            found = values.flat[start : start + count]  # copies only these elements
         if not found.dtype.isnative:
             found = found.astype(found.dtype.newbyteorder("="))
         return found.view(self._numpy.ndarray)
@@ -147,7 +147,7 @@ class NumpyArray(Array):
             fits = _SMALLEST_NORM < norm < math.inf or low == high == 0
             if fits and math.isfinite(low) and math.isfinite(high):
                 return Stats(norm, low, high)
-        # NaN or infinite elements, squares that do not fit the type, or a type that NumPy is slow with.
+        # NaN or infinite elements, squares that do not fit the type, or a type for which NumPy is slow.
         wide = block.astype(numpy.complex128 if kind == "c" else numpy.float64)
         fine = wide[numpy.isfinite(wide)]
         nans = int(numpy.isnan(wide).sum())
@@ -200,7 +200,7 @@ class NumpyArray(Array):
 
 
 def contrast_of(pairs: Sequence[tuple[float, float]], first: int, compared: int) -> Contrast:
-    """The contrast of pairs of numbers that differ, the first of which is at position `first`."""
+    """Compute the contrast of pairs of numbers that differ, the first of which is at position `first`."""
     if not pairs:
         return Contrast(compared=compared)
     most = relative = None

@@ -1,7 +1,7 @@
-"""Arrays as sequences of blocks, from any library and on any device.
+"""Represent arrays of any library, on any device, as sequences of blocks.
 
-A block is a run of elements in logical (row-major) order; all but the last have the same length. Each has a digest, so
-that two ranks find out which blocks differ without exchanging them. `Array` is what is common to tensors
+A block is a run of elements in logical (row-major) order. All blocks except the last have the same length. Each has a
+digest, so two ranks can find out which blocks differ without exchanging them. `Array` is the common base of tensors
 (`tensors.TensorArray`), NumPy arrays (`arrays.NumpyArray`) and plain lists of numbers (`arrays.NumberArray`).
 """
 
@@ -14,16 +14,16 @@ from collections.abc import Iterable, Sequence
 
 from monarch_kernel.debugger.model.readings import DIGEST, Contrast, Leaf, Stats, digest_of
 
-#: Bytes of a block, at most: it fits into a processor's cache together with what is computed from it.
+#: The maximum size of a block (bytes). It fits into a processor's cache together with its intermediate results.
 BLOCK_BYTES = 1 << 18
 
 
 class TimeLimitError(Exception):
-    """Reading a value took longer than it may."""
+    """Reading a value took longer than its time limit."""
 
 
 class Deadline:
-    """When to give up reading; `check` is called between blocks."""
+    """The time limit for reading. `check` is called between blocks."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -42,7 +42,7 @@ class Array(ABC):
         shape: its dimensions.
         size: the number of its elements.
         itemsize: bytes per element.
-        digests: of its blocks, concatenated; empty before `read`.
+        digests: the digests of its blocks, concatenated; empty before `read`.
         stats: figures about its elements, set by `read`.
     """
 
@@ -59,38 +59,38 @@ class Array(ABC):
 
     @property
     def block(self) -> int:
-        """Elements per block."""
+        """The number of elements per block."""
         return BLOCK_BYTES // max(1, self.itemsize) or 1
 
     @abstractmethod
     def facts(self) -> str:
-        """Type and shape, such as `float32 [3, 4]`; equal on ranks where the array may be compared."""
+        """Return type and shape, such as `float32 [3, 4]`; equal on ranks whose arrays may be compared."""
 
     @abstractmethod
     def read(self, deadline: Deadline) -> None:
-        """Go through all elements once, for `digests` and `stats`."""
+        """Traverse all elements once, to set `digests` and `stats`."""
 
     @abstractmethod
     def digest_now(self, block: int) -> bytes:
-        """The digest of a block as it is at this moment."""
+        """Compute the digest of a block as it is at this moment."""
 
     @abstractmethod
     def piece(self, start: int, count: int) -> bytes:
-        """Elements `start` to `start + count` in row-major order, as they lie in memory when contiguous."""
+        """Return elements `start` to `start + count` in row-major order, as bytes of a contiguous array."""
 
     @abstractmethod
     def contrast(self, start: int, other: bytes) -> Contrast:
-        """How the elements from `start` on differ from a `piece` of an equal array on another rank.
+        """Compare the elements from `start` on with a `piece` of an equal array on another rank.
 
         `Contrast.index` is a single number: the position in row-major order.
         """
 
     @abstractmethod
     def sample(self, count: int) -> str:
-        """The first `count` elements as text."""
+        """Format the first `count` elements."""
 
     def leaf(self, path: str, deadline: Deadline, facts: str = "", part: str = "", note: str = "") -> Leaf:
-        """The leaf of this array; reads it if that has not been done."""
+        """Return the leaf of this array. Reads it if that has not been done."""
         if not self.digests:
             self.read(deadline)
         facts = facts or self.facts()
@@ -103,7 +103,7 @@ class Array(ABC):
         return Leaf(path, self.kind, facts, text, content, self.size, self.shape, number, self.stats, part)
 
     def contrasts(self, pieces: Sequence[tuple[int, bytes]]) -> Contrast:
-        """The differences from pieces of an array on another rank, each with its start position."""
+        """Combine the differences from pieces of an array on another rank, each with its start position."""
         index: tuple[int, ...] | None = None
         ours = theirs = ""
         count = compared = 0
@@ -121,23 +121,23 @@ class Array(ABC):
 
 
 def is_steady(array: Array, blocks: Iterable[int]) -> bool:
-    """Whether blocks are unchanged since the array was read."""
+    """Return whether blocks are unchanged since the array was read."""
     known = blocks_of(array.digests)
     return all(array.digest_now(block) == known[block] for block in blocks)
 
 
 def blocks_of(digests: bytes) -> list[bytes]:
-    """The digests of single blocks."""
+    """Split concatenated digests into those of single blocks."""
     return [digests[at : at + DIGEST] for at in range(0, len(digests), DIGEST)]
 
 
 def digest_of_block(content: bytes | memoryview) -> bytes:
-    """The digest of the bytes of a block."""
+    """Compute the digest of the bytes of a block."""
     return hashlib.blake2b(content, digest_size=DIGEST).digest()
 
 
 def unravel(position: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """The index of an element from its position in row-major order."""
+    """Convert a position in row-major order to the index of the element."""
     index: list[int] = []
     for length in reversed(shape):
         position, at = divmod(position, length)

@@ -1,4 +1,4 @@
-"""Where an expression is evaluated in a rank: among the names of an actor, of the rank's `__main__`, or of a frame."""
+"""Evaluate an expression in a rank: among the names of an actor, of the rank's `__main__`, or of a frame."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monarch_kernel.actor import Actor
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import main_names, tensor_value
 
-#: What tracebacks call the expression.
+#: The file name of the expression in tracebacks.
 FILE = "<diff>"
 
 
@@ -20,11 +20,11 @@ class Question:
     """An expression, and the namespace in which to evaluate it.
 
     Attributes:
-        expression: in Python.
+        expression: the Python expression.
         token: the key under which its value is kept.
         actor: the unique name of the actor mesh whose actor is `self`; "" for the rank's `__main__`.
-        grads: read the gradients of a module, and not its parameters.
-        limit: how long reading the value may take (seconds).
+        grads: read the gradients of a module instead of its parameters.
+        limit: the time limit for reading the value (seconds).
         tensor: the key of an engine and the number of a value: that tensor is the value, whatever the expression.
     """
 
@@ -37,7 +37,7 @@ class Question:
 
 
 def evaluate(question: Question) -> tuple[Any, str]:
-    """Evaluate the expression; return the value and the namespace, if that is not the default one."""
+    """Evaluate the expression. Return the value, and the namespace if it is not the default one."""
     if question.tensor is not None:
         return tensor_value(*question.tensor), ""
     code = compile(question.expression, FILE, "eval")
@@ -70,13 +70,13 @@ def evaluate(question: Question) -> tuple[Any, str]:
 
 
 def _mentions(code: types.CodeType, name: str) -> bool:
-    """Whether an expression uses a name, also in its comprehensions and lambdas."""
+    """Return whether an expression uses a name, including in its comprehensions and lambdas."""
     inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
     return name in code.co_names or any(_mentions(each, name) for each in inner)
 
 
 def user_actors() -> list[tuple[str, Any]]:
-    """The actors of this process that are no tools, with the names that they were spawned under."""
+    """Return the actors of this process that are not tools, with the names under which they were spawned."""
     return [
         (uid.rsplit("-", 1)[0], actor)
         for uid, actor in tool_runtime().actors_here().items()
@@ -85,7 +85,7 @@ def user_actors() -> list[tuple[str, Any]]:
 
 
 def _names_of(actor: Any) -> dict[str, Any]:
-    """The names that the methods of an actor's class see, and `self`."""
+    """Return the names that the methods of an actor's class see, and `self`."""
     names: dict[str, Any] = {}
     for kind in reversed(type(actor).__mro__):
         if kind.__module__ == Actor.__module__:
@@ -99,7 +99,7 @@ def _names_of(actor: Any) -> dict[str, Any]:
 
 
 def evaluate_in(question: Question, frame: types.FrameType) -> Any:
-    """The value of the expression in a frame."""
-    # One namespace, so that comprehensions and lambdas in the expression see the locals, too.
+    """Evaluate the expression in a frame."""
+    # A single namespace, so that comprehensions and lambdas in the expression also see the locals.
     names = {**frame.f_globals, **frame.f_locals}
     return eval(compile(question.expression, FILE, "eval"), names)

@@ -1,7 +1,7 @@
-"""Values that this rank keeps while the controller queries them, each under a token.
+"""Keep values in this rank while the controller queries them, each under a token.
 
-So an expression is evaluated once, however many queries concern its value. `release` drops a value; so does a timer,
-`KEEP` seconds after the evaluation, in case the controller is gone.
+An expression is therefore evaluated once, however many queries concern its value. `release` drops a value. If the
+controller is gone, a timer drops it `KEEP` seconds after the evaluation.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 
 from monarch_kernel.debugger.rank.values.reduce import Parts
 
-#: How long a value is kept for further questions (seconds).
+#: How long a value is kept for further queries (seconds).
 KEEP = 60.0
 
 
 class KeptValue:
-    """A value that is being asked about; `parts` once it was read."""
+    """A value that is being queried; `parts` is set once it was read."""
 
     def __init__(self, token: str, value: Any) -> None:
         self.value = value
@@ -45,7 +45,7 @@ def release(token: str) -> None:
 
 
 def find(token: str) -> KeptValue:
-    """The value of a token. Raises LookupError if it is not kept any more."""
+    """Return the value of a token. Raises LookupError if it is no longer kept."""
     kept = _kept.get(token)
     if kept is None:
         raise LookupError(f"the value is not kept any more: there was no question about it for {KEEP:g} s")
@@ -53,7 +53,7 @@ def find(token: str) -> KeptValue:
 
 
 def parts_of(token: str) -> Parts:
-    """The parts of the value of a token. Raises LookupError if it is not kept any more, or has not been read."""
+    """Return the parts of the value of a token. Raises LookupError if it is no longer kept, or has not been read."""
     parts = find(token).parts
     if parts is None:
         raise LookupError("the value has not been read yet")

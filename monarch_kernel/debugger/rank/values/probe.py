@@ -1,4 +1,4 @@
-"""What `diff` and `pull` call in a rank: evaluate an expression, read its value, and compare it with other ranks'.
+"""Functions that `diff` and `pull` call in a rank: evaluate an expression, read its value, and compare it with others.
 
 The functions run on a thread of the rank's debug agent, `InFrame` on the stopped thread.
 """
@@ -25,7 +25,7 @@ from monarch_kernel.debugger.source_locations import location_of
 
 
 def ping() -> None:
-    """Do nothing: a rank that answers this can answer further queries."""
+    """Do nothing. A rank that answers this can answer further queries."""
 
 
 # -- evaluating and reading --------------------------------------------------------------------
@@ -38,7 +38,7 @@ class InFrame:
     question: Question
 
     def __call__(self, frame: types.FrameType) -> None:
-        """Called by the tracer with the frame."""
+        """Evaluate in the frame; the tracer calls this."""
         place = location_of(frame)
         value = evaluate_in(self.question, frame)
         where = f"{os.path.basename(place.file)}:{place.line} in {place.name}"
@@ -46,7 +46,7 @@ class InFrame:
 
 
 def read(question: Question) -> Reading:
-    """Evaluate the expression and reduce its value, which is kept."""
+    """Evaluate the expression, keep its value, and reduce it."""
     started = time.perf_counter()
     value, where = evaluate(question)
     kept = kept_values.keep(question.token, value)
@@ -76,18 +76,18 @@ Spans = Mapping[str, Sequence[int]]
 
 
 def leaves(token: str) -> list[Leaf]:
-    """All parts of the value."""
+    """Return all parts of the value."""
     return parts_of(token).leaves
 
 
 def digests(token: str, wanted: Mapping[int, Sequence[str]]) -> dict[str, bytes]:
-    """The block digests of arrays; `wanted` has their paths for each rank."""
+    """Return the block digests of arrays. `wanted` has their paths for each rank."""
     arrays = parts_of(token).arrays
     return {path: arrays[path].digests for path in wanted[rank_of()[1]]}
 
 
 def pieces(token: str, blocks: Spans) -> tuple[dict[str, dict[int, bytes]], bool]:
-    """The contents of blocks, by path and number, and whether they are unchanged since they were read."""
+    """Return the contents of blocks, by path and number, and whether they are unchanged since they were read."""
     arrays = parts_of(token).arrays
     found: dict[str, dict[int, bytes]] = {}
     steady = True
@@ -101,7 +101,7 @@ def pieces(token: str, blocks: Spans) -> tuple[dict[str, dict[int, bytes]], bool
 def contrasts(
     token: str, wanted: Mapping[int, Spans], theirs: Mapping[str, Mapping[int, bytes]]
 ) -> tuple[dict[str, Contrast], bool]:
-    """How blocks of arrays here differ from those of another rank, and whether they are unchanged since the reading."""
+    """Compare blocks of arrays with those of another rank. Return the differences, and whether blocks are unchanged."""
     arrays = parts_of(token).arrays
     found: dict[str, Contrast] = {}
     steady = True
@@ -120,21 +120,21 @@ def _length(array: Array, block: int) -> int:
 
 
 def fetch(question: Question) -> Any:
-    """The value itself, fit to be sent."""
+    """Evaluate an expression. Return the value in a form that can be sent."""
     return sendable(evaluate(question)[0])
 
 
 def fetch_kept(token: str) -> Any:
-    """A value that was evaluated in a frame, fit to be sent."""
+    """Return a value that was evaluated in a frame, in a form that can be sent."""
     value = kept_values.find(token).value
     kept_values.release(token)
     return sendable(value)
 
 
 def sendable(value: Any) -> Any:
-    """`value` with its tensors on the CPU, because the receiver may lack the device.
+    """Return `value` with its tensors on the CPU, because the receiver may lack the device.
 
-    Only what is on a device is copied. Tensors that need a gradient are sent without their graph.
+    Only tensors on a device are copied. Tensors that need a gradient are sent without their graph.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None:
@@ -153,8 +153,8 @@ def sendable(value: Any) -> Any:
 
 
 def on_cpu(module: Any) -> Any:
-    """A copy of a module whose parameters and buffers are on the CPU."""
-    # A deep copy does not copy what it finds in its memo, so the device gets no second module.
+    """Return a copy of a module whose parameters and buffers are on the CPU."""
+    # A deep copy does not copy objects in its memo, so the device gets no second module.
     memo: dict[int, Any] = {}
     for tensor in (*module.parameters(), *module.buffers()):
         moved = tensor.detach().cpu()

@@ -1,8 +1,8 @@
-"""From a value to its leaves: containers, modules, optimizers, dataclasses and other objects taken apart.
+"""Reduce a value to its leaves: take containers, modules, optimizers, dataclasses and other objects apart.
 
-Runs in the rank that has the value. No user code is called except by `repr`, no hook of a module or an optimizer runs,
-no collective is entered (a state dict of a sharded module would enter one), and no more than a block is copied at a
-time. torch and NumPy are used only if the process has imported them: otherwise no value is theirs.
+Runs in the rank that has the value. User code is called only by `repr`, and no hook of a module or an optimizer runs.
+No collective is entered (a state dict of a sharded module would enter one). At most one block is copied at a time.
+torch and NumPy are used only if the process has imported them; otherwise no value is of their types.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from monarch_kernel.debugger.model.readings import Leaf, Reading, Stats, digest_
 from monarch_kernel.debugger.rank.values.arrays import NumpyArray, number_array
 from monarch_kernel.debugger.rank.values.blocks import Array, Deadline, TimeLimitError
 
-#: How long `digest` may read (seconds).
+#: The time limit for reading in `digest` (seconds).
 DIGEST_TIMEOUT = 5.0
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def plain_leaf(value: Any, path: str = "") -> Leaf:
-    """A number, a text, None."""
+    """Build the leaf of a number, a text or None."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         text = repr(value)
         try:
@@ -47,7 +47,7 @@ def plain_leaf(value: Any, path: str = "") -> Leaf:
 
 
 def object_leaf(value: Any, path: str = "") -> Leaf:
-    """An object without parts: its `repr` without addresses, which differ from rank to rank."""
+    """Build the leaf of an object without parts: its `repr` without addresses, which differ between ranks."""
     function = getattr(value, "__func__", value)
     if isinstance(function, types.FunctionType):
         code = function.__code__
@@ -64,7 +64,7 @@ def object_leaf(value: Any, path: str = "") -> Leaf:
 
 
 def _code_digest(code: types.CodeType, defaults: Any) -> bytes:
-    """Equal for functions that do the same, so that edited code that has not reached a rank differs."""
+    """Compute a digest that is equal for functions that do the same, and differs for edited code."""
     inner = [_code_digest(const, None) for const in code.co_consts if isinstance(const, types.CodeType)]
     consts = plain_repr([const for const in code.co_consts if not isinstance(const, types.CodeType)])
     names = repr((code.co_names, code.co_varnames, code.co_freevars))
@@ -72,39 +72,39 @@ def _code_digest(code: types.CodeType, defaults: Any) -> bytes:
 
 
 def text_leaf(path: str, facts: str, text: str) -> Leaf:
-    """A part that is compared by its text."""
+    """Build the leaf of a part that is compared by its text."""
     return Leaf(path.lstrip(), "text", facts, short(text), content_of(text))
 
 
 def content_of(text: str) -> bytes:
-    """The digest of a text."""
+    """Compute the digest of a text."""
     return digest_of(text.encode("utf-8", "surrogatepass"))
 
 
 def module_text(module: Any) -> str:
-    """A module of torch in one line, without its submodules."""
+    """Format a torch module in one line, without its submodules."""
     mode = "training" if module.training else "eval"
     return f"{type(module).__name__}({' '.join(module.extra_repr().split())}), {mode}"
 
 
 def type_name(kind: type) -> str:
-    """The name of a type with its module, unless that is Python's or the notebook's."""
+    """Return the name of a type with its module, unless that is Python's or the notebook's."""
     return (
         kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
     )
 
 
 def plain_repr(value: Any) -> str:
-    """`repr` without addresses; never raises."""
+    """Return `repr` without addresses; never raises."""
     try:
         return _ADDRESS.sub("", repr(value))
     except Exception as error:  # user code
         return f"<{type(value).__qualname__} whose repr raised {type(error).__name__}>"
 
 
-#: Further parts of a value are left out.
+#: The maximum number of parts of a value. Further parts are left out.
 MOST_LEAVES = 50_000
-#: Containers nested more deeply are not entered.
+#: The maximum nesting depth of containers. Deeper ones are not entered.
 MOST_DEPTH = 40
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, type(Ellipsis), range, slice)
@@ -122,11 +122,11 @@ class Parts:
     Args:
         value: anything.
         deadline: raises `TimeLimitError` when reading takes too long.
-        grads: of a module, its parameters' gradients instead of its parameters.
+        grads: for a module, its parameters' gradients instead of its parameters.
 
     Attributes:
-        leaves: what was found, in order.
-        arrays: those with elements, by path.
+        leaves: the parts, in order.
+        arrays: the parts with elements, by path.
         left_out: whether there were more than `MOST_LEAVES`.
         unsettled: whether a device was still computing.
     """
@@ -138,15 +138,15 @@ class Parts:
         self.unsettled = False
         self._deadline = deadline
         self._grads = grads
-        self._open: dict[int, str] = {}  # containers that are being taken apart: one that holds itself ends there
-        self._read: dict[tuple[Any, ...], Array] = {}  # tensors met before, such as tied weights
+        self._open: dict[int, str] = {}  # containers that are being taken apart; one that contains itself ends there
+        self._read: dict[tuple[Any, ...], Array] = {}  # tensors that were already read, such as tied weights
         self._torch = _imported("torch", "optim")
         self._numpy = _imported("numpy", "ma")
         self._value = value
         self._walk(value, "")
 
     def reading(self) -> Reading:
-        """The value in one line."""
+        """Summarize the value in one line."""
         leaves, arrays = self.leaves, [leaf for leaf in self.leaves if leaf.is_array]
         whole = leaves[0] if len(leaves) == 1 and not leaves[0].path else None
         stats = [leaf.stats for leaf in arrays if leaf.stats is not None]
@@ -187,11 +187,11 @@ class Parts:
         return f"{name}: {figures}" if figures else name
 
     def _small(self) -> str:
-        """The whole of a small plain container, as it prints."""
+        """Format a small plain container as it prints."""
         if len(self.leaves) > 12 or any(leaf.kind not in ("number", "text") for leaf in self.leaves):
             return ""
         value = self._value
-        if type(value).__repr__ is object.__repr__:  # which only names the type
+        if type(value).__repr__ is object.__repr__:  # that form only names the type
             fields = ", ".join(f"{name}={plain_repr(field)}" for name, field in _dict_of(value).items())
             text = f"{type(value).__name__}({fields})"
         else:
@@ -214,7 +214,7 @@ class Parts:
             self._take_apart(value, path)
         except TimeLimitError:
             raise
-        except Exception as error:  # from properties, iterators and devices
+        except Exception as error:  # raised by properties, iterators and devices
             del self.leaves[mark:]
             self._unread(path, f"{type(value).__name__} cannot be read: {type(error).__name__}: {error}")
 
@@ -370,7 +370,7 @@ class Parts:
             self._walk(tensor, f"{prefix}{name}")
 
     def _optimizer(self, value: Any, path: str) -> None:
-        """Its own attributes, and not `state_dict()`, which hooks and sharding may turn into a collective."""
+        """Add the attributes of an optimizer. `state_dict()` may enter a collective through hooks or sharding."""
         self._add(text_leaf(f"{path} (type)", "type", type_name(type(value))))
         count = 0
         for at, group in enumerate(value.param_groups):
@@ -395,7 +395,7 @@ class Parts:
 
 
 def _imported(name: str, last: str) -> Any:
-    """A module that the process has imported; None while another thread is importing it, before it has `last`."""
+    """Return a module that the process has imported; None until another thread's import has defined `last`."""
     module = sys.modules.get(name)
     return module if hasattr(module, last) else None
 
@@ -415,7 +415,7 @@ def _dict_of(value: Any) -> dict[str, Any]:
 
 
 def _attributes(value: Any) -> list[str]:
-    """The names of an object's attributes: in its `__dict__`, its `__slots__`, its msgspec fields."""
+    """Return the names of an object's attributes: in its `__dict__`, its `__slots__`, its msgspec fields."""
     names = dict.fromkeys(_dict_of(value))
     names.update(dict.fromkeys(getattr(type(value), "__struct_fields__", ())))
     for kind in type(value).__mro__:
@@ -431,9 +431,9 @@ def _has_parts(value: Any) -> bool:
 
 
 def digest(value: Any) -> str:
-    """A text that is the same for equal values in every process.
+    """Return a text that is the same for equal values in every process.
 
-    Values that take longer to read than `DIGEST_TIMEOUT` all have the same text, as nothing shows that they differ.
+    All values that take longer to read than `DIGEST_TIMEOUT` have the same text, because they cannot be distinguished.
     """
     try:
         return Parts(value, Deadline(DIGEST_TIMEOUT)).reading().digest.hex()

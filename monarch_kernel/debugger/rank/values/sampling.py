@@ -1,4 +1,4 @@
-"""One number of a rank, asked for again and again, for a plot; evaluated on a thread of the debug agent."""
+"""Sample one number of a rank repeatedly, for a plot, on a thread of the debug agent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def sample(expression: str) -> float:
     """Evaluate an expression to a number, in the namespace of the rank's cells, or else of its actors.
 
     Raises:
-        TypeError: its value is no number, nor a tensor or an array with one element.
+        TypeError: its value is not a number, nor a tensor or an array with one element.
     """
     code = _compiled(expression)
     names: dict[str, Any] = main_names()
@@ -38,8 +38,8 @@ def _number(value: Any) -> float:
         return float(value)
     if getattr(value, "is_meta", False) or isinstance(value, str | bytes | complex):
         raise TypeError(f"a {type(value).__name__} is no number")
-    size = getattr(value, "numel", None)  # of a tensor
-    count = size() if callable(size) else getattr(value, "size", 1)  # of an array
+    size = getattr(value, "numel", None)  # for a tensor
+    count = size() if callable(size) else getattr(value, "size", 1)  # for an array
     if count != 1:
         raise TypeError(f"a {type(value).__name__} with {count} elements is no number: reduce it, as with .mean()")
     detached = value.detach() if hasattr(value, "detach") else value

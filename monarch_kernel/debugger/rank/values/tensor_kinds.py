@@ -1,7 +1,7 @@
-"""Special tensors as the plain strided tensors that they are made of.
+"""Split special tensors into the plain strided tensors that they consist of.
 
-Sharded, sparse, quantized, nested and wrapped tensors, and those without data. Nothing here starts or waits for a
-collective: of a sharded tensor, only this rank's shard is read.
+These are sharded, sparse, quantized, nested and wrapped tensors, and those without data. No function here starts or
+waits for a collective: of a sharded tensor, only this rank's shard is read.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class Piece:
     """A part of a tensor: a plain tensor, or a description only.
 
     Attributes:
-        path: the way there from the tensor.
-        tensor: strided, detached; None if there is nothing but `text`.
-        facts: what must agree on all ranks; "" for the facts of the tensor itself.
-        text: what is shown beside it; of a piece without tensor, its description.
-        part: which shard of a sharded tensor it is.
+        path: the path from the tensor to the part.
+        tensor: the strided, detached tensor; None if there is only `text`.
+        facts: the facts that must be equal on all ranks; "" for the facts of the tensor itself.
+        text: the text shown with it; for a piece without a tensor, its description.
+        part: the shard of a sharded tensor.
         nested: whether the piece has to be taken apart in turn.
-        unread: whether `text` says why it cannot be read.
+        unread: whether `text` describes why it cannot be read.
     """
 
     path: str
@@ -38,7 +38,7 @@ class Piece:
 
 
 def pieces_of(value: torch.Tensor) -> list[Piece]:
-    """The plain tensors that `value` is made of: itself, mostly."""
+    """Return the plain tensors that `value` consists of; usually only itself."""
     if torch.nn.parameter.is_lazy(value):
         return [Piece("", text=f"{type(value).__name__}, not initialized yet")]
     kinds = {base.__name__ for base in type(value).__mro__}
@@ -87,7 +87,7 @@ def _sharded(value: Any) -> list[Piece]:
 
 
 def _wrapped(value: Any) -> list[Piece]:
-    """A tensor class written in Python that wraps others, and names them: the protocol that `torch.compile` uses."""
+    """Split a Python tensor class that wraps other tensors and names them, by the protocol of `torch.compile`."""
     names, _context = value.__tensor_flatten__()
     inner = [Piece(f".{name}", getattr(value, name), nested=True) for name in names]
     return [_words(type(value).__name__, value), *inner]

@@ -1,13 +1,13 @@
-"""Tensors as arrays of blocks: hashed, measured and compared on their device, without moving or copying them.
+"""Read tensors as arrays of blocks: hash, measure and compare them on their device, without moving or copying them.
 
-All work is done by torch operations on a few blocks at a time, so that a device reads its tensors itself, at the speed
-of its memory, and only 16 bytes and three figures per block leave it. On a CPU, a block stays in the cache. Imported
-only when a value is a tensor, so torch is imported already.
+torch operations do all work, on a few blocks at a time. A device therefore reads its tensors itself, at the speed of
+its memory, and sends only 16 bytes and three figures per block. On a CPU, a block stays in the cache. This module is
+imported only when a value is a tensor, so torch is already imported.
 
-The digest of a block is a pair of multilinear hashes modulo 2**64 (with fixed odd keys) over its 64-bit words, after
-each word went through a bijective mixer; without the mixer, changes in high bits only (signs) would collide too easily.
-It does not withstand a search for collisions, which a debugger does not need. It depends on the bytes alone: equal
-tensors have equal digests on every device, whatever their strides.
+The digest of a block is a pair of multilinear hashes modulo 2**64 (with fixed odd keys) over its 64-bit words, after a
+bijective mixer was applied to each word. Without the mixer, changes in high bits only (signs) would collide too easily.
+The digest does not withstand a search for collisions, which a debugger does not need. It depends only on the bytes:
+equal tensors have equal digests on every device, whatever their strides.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ import torch
 from monarch_kernel.debugger.model.readings import Contrast, Stats, shown, shown_pair
 from monarch_kernel.debugger.rank.values.blocks import BLOCK_BYTES, Array, Deadline
 
-#: Bytes that a device works on at once; it needs four times as much for intermediate results.
+#: The number of bytes that a device processes at once. It needs four times as much for intermediate results.
 SLAB = 1 << 25
-#: Threads that read one large tensor on a CPU, if torch may use so many.
+#: The maximum number of threads that read one large tensor on a CPU, if torch may use so many.
 MOST_WORKERS = 8
-#: How long to wait for a device to finish its work before its memory is read as it is (seconds).
+#: How long to wait for a device to finish its work before its memory is read in its current state (seconds).
 SETTLE = 1.0
 
 _WORDS = BLOCK_BYTES // 8
 _FLOATS = (torch.float32, torch.float64)
 _MIX = -7046029254386353131  # 0x9E3779B97F4A7C15, the odd integer nearest to 2**64 / golden ratio
-_STAFFORD = (-4658895280553007687, -7723592293110705685)  # of the finalizer of SplitMix64
-_SMALLEST_NORM = 1e-15  # the square of a smaller one loses digits in single precision
+_STAFFORD = (-4658895280553007687, -7723592293110705685)  # from the finalizer of SplitMix64
+_SMALLEST_NORM = 1e-15  # the square of a smaller number loses digits in single precision
 _SPANS_PER_WORKER = 256
-#: Of OpenMP, as torch has loaded it; None where torch does not use it.
+#: The function of the OpenMP that torch has loaded; None if torch does not use OpenMP.
 _set_threads: Any = getattr(ctypes.CDLL(None), "omp_set_num_threads", None)
-_busy: dict[torch.device, float] = {}  # when a device did not finish in time
+_busy: dict[torch.device, float] = {}  # by device: the last time when it did not finish in time
 _keys: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
@@ -49,9 +49,9 @@ class TensorArray(Array):
     """A strided tensor.
 
     Args:
-        tensor: on any device; its contents may change during the reading; it is never written to.
-        needs_grad: whether it needs a gradient, which a detached tensor does not tell.
-        slab: bytes to work on at once; None for the default of its device.
+        tensor: a tensor on any device. Its contents may change during the reading. It is never written to.
+        needs_grad: whether it needs a gradient, which a detached tensor no longer shows.
+        slab: the number of bytes to process at once; None for the default of its device.
     """
 
     kind = "tensor"
@@ -65,7 +65,7 @@ class TensorArray(Array):
         self.unsettled = False
 
     def facts(self) -> str:
-        """Element type, shape, kind of device unless it is the CPU, and whether it needs a gradient."""
+        """Return element type, shape, kind of device unless it is the CPU, and whether it needs a gradient."""
         return facts_of(self._tensor, self._needs_grad)
 
     def read(self, deadline: Deadline) -> None:
@@ -81,7 +81,7 @@ class TensorArray(Array):
         self.digests = struct.pack(f"<{len(words)}q", *words)
 
     def _measured(self, deadline: Deadline, threads: int) -> list[_Measured]:
-        """The measurements of all blocks, in slabs, in order."""
+        """Measure all blocks, in slabs, and return the results in order."""
 
         def measure(spans: Sequence[tuple[int, int]]) -> list[_Measured]:
             done: list[_Measured] = []
@@ -103,7 +103,7 @@ class TensorArray(Array):
             return [each for part in pool.map(measure, parts) for each in part]
 
     def _spans(self) -> list[tuple[int, int]]:
-        """The tensor as runs of whole blocks, and the last, shorter block: where each begins, and its length."""
+        """Split the tensor into runs of whole blocks, and the last, shorter block. Return start and length of each."""
         whole = self.size // self.block * self.block
         step = max(1, self._slab // BLOCK_BYTES) * self.block
         spans = [(start, min(step, whole - start)) for start in range(0, whole, step)]
@@ -181,7 +181,7 @@ class TensorArray(Array):
 
 
 class _Measured:
-    """Hashes, smallest and largest element, and norm of every row; None for what its type does not have."""
+    """Hashes, smallest and largest element, and norm of every row; None for figures that its type does not have."""
 
     def __init__(self, rows: torch.Tensor, scratch: torch.Tensor | None) -> None:
         self.hashes = _hashed(rows, scratch)
@@ -195,7 +195,7 @@ class _Measured:
 
 
 def facts_of(tensor: torch.Tensor, needs_grad: bool = False) -> str:
-    """What `TensorArray.facts` returns, for any tensor."""
+    """Return the facts of any tensor, as `TensorArray.facts` does."""
     parts = [f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"]
     if tensor.device.type != "cpu":
         parts.append(tensor.device.type)
@@ -205,7 +205,7 @@ def facts_of(tensor: torch.Tensor, needs_grad: bool = False) -> str:
 
 
 def window(tensor: torch.Tensor, start: int, count: int) -> torch.Tensor:
-    """`count` elements in row-major order as a contiguous vector: a view if they lie like that, otherwise a copy."""
+    """Return `count` elements in row-major order as a contiguous vector: a view if possible, otherwise a copy."""
     return _window(tensor, start, count).resolve_conj().resolve_neg()
 
 
@@ -231,16 +231,16 @@ def _window(tensor: torch.Tensor, start: int, count: int) -> torch.Tensor:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous vector as bytes."""
+    """View a contiguous vector as bytes."""
     return tensor.view(torch.uint8)
 
 
 def _hashed(rows: torch.Tensor, scratch: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two hashes of every row.
+    """Compute two hashes of every row.
 
     Args:
-        scratch: for a single row on a CPU, two vectors of words to compute in: new memory for every block would cost
-            more than the computation.
+        scratch: for a single row on a CPU, two vectors of words to compute in; allocating memory for every block would
+            cost more than the computation.
     """
     words = _as_words(rows)
     first, second = (keys[: words.shape[1]] for keys in _keys_on(words.device))
@@ -257,11 +257,11 @@ def _hashed(rows: torch.Tensor, scratch: torch.Tensor | None = None) -> tuple[to
 
 
 def _as_words(rows: torch.Tensor) -> torch.Tensor:
-    """The same bytes as 64-bit integers; rows are padded with zeros."""
+    """View the same bytes as 64-bit integers. Rows are padded with zeros."""
     width = rows.shape[1] * rows.element_size()
     if width % 8 == 0:
         if rows.storage_offset() * rows.element_size() % 8:
-            rows = rows.clone()  # a view of larger elements has to be aligned
+            rows = rows.clone()  # a view as larger elements must be aligned
         return rows.view(torch.int64)
     padded = torch.zeros(len(rows), (width + 7) // 8 * 8, dtype=torch.uint8, device=rows.device)
     padded[:, :width] = rows.view(torch.uint8)
@@ -269,7 +269,7 @@ def _as_words(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _keys_on(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The keys of both hashes: the first outputs of SplitMix64, the same everywhere, made odd."""
+    """Return the keys of both hashes: the first outputs of SplitMix64, made odd; the same on every device."""
     keys = _keys.get(device)
     if keys is None:
         state = torch.arange(1, 2 * _WORDS + 1, dtype=torch.int64, device=device) * _MIX
@@ -281,12 +281,12 @@ def _keys_on(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _shifted(words: torch.Tensor, by: int) -> torch.Tensor:
-    """A logical shift to the right."""
+    """Shift logically to the right."""
     return (words >> by) & ((1 << (64 - by)) - 1)
 
 
 def _measurable(rows: torch.Tensor, scratch: torch.Tensor | None = None) -> torch.Tensor | None:
-    """`rows` as a type that torch can compare and sum; None if it has none. `scratch` as for `_hashed`."""
+    """Return `rows` as a type that torch can compare and sum; None if there is none. `scratch` is as for `_hashed`."""
     kind = rows.dtype
     if kind in _FLOATS:
         return rows
@@ -307,7 +307,7 @@ def _measurable(rows: torch.Tensor, scratch: torch.Tensor | None = None) -> torc
 
 
 def _carefully(block: torch.Tensor) -> tuple[float, float, float, int, int]:
-    """Norm, smallest and largest of the finite elements of a block, and how many are NaN and infinite."""
+    """Return norm, smallest and largest of the finite elements of a block, and the numbers of NaN and infinite ones."""
     numbers = _wide(block)
     nan = numbers.isnan()
     infinite = numbers.isinf() & ~nan
@@ -322,7 +322,7 @@ def _carefully(block: torch.Tensor) -> tuple[float, float, float, int, int]:
 
 
 def _wide(block: torch.Tensor) -> torch.Tensor:
-    """`block` in the widest type of its kind."""
+    """Convert `block` to the widest type of its kind."""
     if block.dtype.is_complex:
         return block.to(torch.complex128)
     if block.dtype.is_floating_point and block.dtype not in _FLOATS:
@@ -331,7 +331,7 @@ def _wide(block: torch.Tensor) -> torch.Tensor:
 
 
 def _numbers(parts: list[torch.Tensor]) -> list[Any]:
-    """Concatenated vectors as Python numbers: the only moment at which a device is waited for."""
+    """Convert concatenated vectors to Python numbers. This is the only place that waits for a device."""
     return torch.cat(parts).tolist() if parts else []
 
 
@@ -344,11 +344,12 @@ def _item(vector: torch.Tensor, at: int) -> Any:
 
 @contextmanager
 def _alone() -> Generator[None]:
-    """Have torch work on the calling thread only: handing a block to other threads takes longer than working on it.
+    """Run torch on the calling thread only: passing a block to other threads takes longer than processing it.
 
-    This sets OpenMP's number of threads for the calling thread, and not torch's, which is that of the whole process.
+    This sets OpenMP's number of threads for the calling thread. It does not set torch's, which applies to the whole
+    process.
     """
-    threads = torch.get_num_threads()  # which also sets it for a thread that has not used torch before
+    threads = torch.get_num_threads()  # also sets the number for a thread that has not used torch before
     if _set_threads is None or threads == 1:
         yield
         return
@@ -361,17 +362,17 @@ def _alone() -> Generator[None]:
 
 @contextmanager
 def _aside(device: torch.device) -> Generator[bool]:
-    """Work on a tensor without disturbing other work; yields what `_settled` does."""
+    """Work on a tensor without disturbing other work. Yields the result of `_settled`."""
     with torch.no_grad(), _alone(), _settled(device) as settled:
         yield settled
 
 
 @contextmanager
 def _settled(device: torch.device) -> Generator[bool]:
-    """Work on a device beside its own work; yields whether it has finished what was queued before.
+    """Work on a device in parallel to its other work. Yields whether previously queued work has finished.
 
-    On CUDA, on a stream of our own: the default stream may wait for a collective that never ends, and the debugger,
-    which is to find out why, must not wait for that.
+    On CUDA, this uses a separate stream. The default stream may wait for a collective that never ends. The debugger
+    must find the reason, so it must not wait for that collective.
     """
     if device.type != "cuda":
         yield True
@@ -379,7 +380,7 @@ def _settled(device: torch.device) -> Generator[bool]:
     done = torch.cuda.Event()
     done.record(torch.cuda.default_stream(device))
     now = time.monotonic()
-    # If the wait was in vain for the first of many tensors, the others do not wait again.
+    # If the wait for the first of many tensors timed out, the others do not wait again.
     end = now + (SETTLE if now - _busy.get(device, -math.inf) > 10 * SETTLE else 0.0)
     while not (settled := done.query()) and time.monotonic() < end:
         time.sleep(0.001)
