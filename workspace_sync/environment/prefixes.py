@@ -1,4 +1,4 @@
-"""Decide how each file of an environment names its prefix: by installers' records if they are true, else by content.
+"""Decide how each file of an environment contains its prefix: by installers' records if they match, else by content.
 
 Source: conda's records (``conda-meta/*.json``): https://conda.org/learn/ceps/cep-0034/.
 """
@@ -30,7 +30,7 @@ from workspace_sync.model.manifest import FileEntry, Folder, Manifest, Rewrite, 
 _T = TypeVar("_T")
 
 _BLOCK = 4 << 20
-# Code beside ELF; in other data, such as archives and databases, nothing may be changed.
+# Magic numbers of code other than ELF. Other data, such as archives and databases, must not be changed.
 _CODE = (b"!<arch>\n", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 
 
@@ -38,13 +38,13 @@ class Content(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Facts about the content of a file.
 
     Attributes:
-        mentions: how often it names the prefix.
-        form: "text", "code" (ELF …), "data" (anything else with NULs in it), or "pyc".
+        mentions: the number of occurrences of the prefix.
+        form: "text", "code" (ELF …), "data" (anything else that contains NULs), or "pyc".
         stamp: the time and size of the source of a .pyc; empty if it has none.
         machine: of an ELF file; empty for others.
-        glibc: what an ELF file needs; empty if nothing.
-        hidden: all its mentions are in what is not loaded (debug information).
-        runpath: all its mentions are where it looks for shared libraries.
+        glibc: the version of glibc that an ELF file needs; empty if none.
+        hidden: whether all mentions are in parts that are not loaded (debug information).
+        runpath: whether all mentions are in search paths for shared libraries.
     """
 
     mentions: int
@@ -57,19 +57,19 @@ class Content(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Contents:
-    """Reads files of one environment, each content once.
+    """Reader of the files of one environment. It reads each content once.
 
     Args:
         folder: of the environment.
         prefix: as its files name it.
-        known: what an earlier process has found, by digest.
+        known: the results of an earlier process, by digest.
     """
 
     def __init__(self, folder: str, prefix: bytes, known: dict[bytes, Content] | None = None) -> None:
         self.folder = os.fsencode(folder)
         self.prefix = prefix
         self.known = {} if known is None else known
-        #: Bytes that had to be read.
+        #: The number of bytes that had to be read.
         self.read_bytes = 0
         self._pattern = mentions(prefix)
 
@@ -85,7 +85,7 @@ class Contents:
         return known
 
     def data(self, path: bytes, entry: FileEntry) -> bytes:
-        """The whole content of a file that is not large.
+        """Return the whole content of a small file.
 
         Raises:
             ScanError: it cannot be read, or is not what was scanned.
@@ -104,7 +104,7 @@ class Contents:
             raise ScanError(f"{self._shown(path)} cannot be read: {e.strerror}") from None
         try:
             result = use(fd)
-            # The scan has just hashed it. Its time and size tell whether it has held still since.
+            # The scan has just hashed it. Its time and size show whether it has changed since.
             stat = os.fstat(fd)
         finally:
             os.close(fd)
@@ -137,13 +137,13 @@ class Contents:
         return sum(any(start <= at < end for start, end in elf.loaded) for at in found)
 
     def _found(self, fd: int) -> tuple[list[int], bool]:
-        """Find the mentions of the prefix in a file, and whether it has NULs, in the memory of one block.
+        """Find the mentions of the prefix in a file, and whether it contains NULs, with the memory of one block.
 
-        Files are read and not mapped: one that is truncated while it is mapped would end the process.
+        Files are read and not mapped: truncating a mapped file would end the process.
         """
         found: list[int] = []
         zeros = False
-        keep = len(self.prefix) + 2  # what follows a mention decides whether it is one
+        keep = len(self.prefix) + 2  # the bytes after a match decide whether it is a mention
         at = 0
         data = b""
         while block := os.pread(fd, _BLOCK, at + len(data)):
@@ -274,7 +274,7 @@ class Decisions:
     Attributes:
         rewrites: by path.
         dropped: compiled modules that are left out: those that no installer made, and those that are out of date.
-        notes: what a person should know.
+        notes: sentences for the user.
     """
 
     rewrites: dict[bytes, Rewrite] = field(default_factory=dict)
