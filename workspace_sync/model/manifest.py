@@ -97,8 +97,9 @@ class FileEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     rewrite: Rewrite | None = None
 
     def pieces(self) -> Iterator[tuple[bytes, int, int]]:
-        """Iterate over the (digest, offset, size) of each chunk; a file of one chunk is one piece, an empty file has
-        none.
+        """Iterate over the (digest, offset, size) of each chunk.
+
+        A file of one chunk is itself one piece; an empty file has none.
         """
         if not self.chunks:
             if self.size:

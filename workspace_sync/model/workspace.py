@@ -161,7 +161,7 @@ class Workspace:
             role.env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*known, *places]))
 
     def roots(self) -> dict[str, str]:
-        """Return the folders (absolute, links resolved) and their places in the tree (``a/b``, or ``""`` for the root)."""
+        """Return the folders (absolute, links resolved) and their places in the tree; ``""`` is the root."""
         return dict(self._roots)
 
     @property
