@@ -169,7 +169,7 @@ class Request:
             return 0
 
     def opened(self, handle: int, direct: bool = False) -> None:
-        """Answer ``open`` or ``opendir``; ``direct``: without page cache, so that the file cannot be mapped (shared)."""
+        """Answer ``open`` or ``opendir``; ``direct``: without page cache, so it cannot be mapped (shared)."""
         self.data(_OPEN_OUT.pack(handle, _DIRECT_IO if direct else 0, 0))
 
     def entries(self, entries: Sequence[Listed], offset: int, size: int) -> None:
