@@ -97,7 +97,7 @@ class Mount:
         outside: device and inode of a folder that must not contain the mount point.
 
     Attributes:
-        path: the mount point, without links.
+        path: the mount point, with links resolved.
         device: the descriptor for the kernel's requests; a session takes it over.
 
     Raises:
@@ -348,7 +348,7 @@ class MountedAt(NamedTuple):
 
     Attributes:
         pid: of its server process.
-        path: the mount point, without links.
+        path: the mount point, with links resolved.
         source: its name in the mount table.
         near: whether the caller sees that process, and so can monitor it.
     """

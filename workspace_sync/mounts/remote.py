@@ -164,7 +164,10 @@ class _Opened:
         ranks: Sequence[int] | None = None,
         none_if_dead: bool = False,
     ) -> dict[int, str]:
-        """Wait for calls, one for each host; return the reasons of failures. A call to a dead host can count as done."""
+        """Wait for calls, one for each host; return the reasons of failures.
+
+        With ``none_if_dead``, the death of a host is no failure.
+        """
         failed: dict[int, str] = {}
         for index, call in enumerate(calls):
             rank = index if ranks is None else ranks[index]
