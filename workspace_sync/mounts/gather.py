@@ -149,7 +149,7 @@ class GatherServer(Actor):
 
     @endpoint
     def close(self) -> None:
-        """Unmount, also while programs use it.
+        """Unmount, even while programs use the mount.
 
         Raises:
             MountError: it could not be unmounted.

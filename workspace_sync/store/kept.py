@@ -148,7 +148,7 @@ class Footprint(msgspec.Struct, array_like=True):
 
 
 def inventory(tree: TreeFolder) -> Inventory:
-    """List all files and folders below a folder; links are not followed."""
+    """List all files and folders below a folder, without following links."""
     found = Inventory()
     todo = [b""]
     while todo:
