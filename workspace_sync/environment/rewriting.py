@@ -342,7 +342,7 @@ def replace_compiled(data: bytes, prefix: bytes, target: bytes) -> bytes:
 
 
 def _string(kind: int, text: bytes) -> bytes:
-    """Encode a string for marshal. ASCII of less than 256 bytes has a form of its own."""
+    """Encode a string for marshal. ASCII of less than 256 bytes has a separate form."""
     ref, code = kind & _REF, chr(kind & ~_REF)
     if code in "zZaA":
         if not text.isascii():

@@ -45,7 +45,7 @@ class WorkspaceLock:
 
         Args:
             owner: a description of the holder, for messages to other clients.
-            wait: the longest wait for it (seconds). A holder that tidies up is waited for until it gives way.
+            wait: the longest wait for it (seconds). Low-priority work is waited for until it releases the lock.
 
         Raises:
             WorkspaceBusyError: another client, which the message names, holds it, or the workspace was forgotten
