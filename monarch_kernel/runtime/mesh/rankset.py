@@ -64,8 +64,7 @@ def parse_ranks(text: str, extent: Extent) -> tuple[int, ...]:
     """Parse a set of ranks of a mesh. Return the ranks, sorted.
 
     Accepts ranks and ranges (`0-3,7`), Python slices (`0:8:2`), `*` for all, the same for single dimensions
-    (`gpus=0:2`,
-    `hosts=1,gpus=0-3`), and several of these separated by `;`.
+    (`gpus=0:2`, `hosts=1,gpus=0-3`), and several of these separated by `;`.
 
     Raises:
         ValueError: the text is invalid, or the mesh does not have these ranks. The message is one sentence.

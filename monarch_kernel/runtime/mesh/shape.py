@@ -24,8 +24,7 @@ class UnknownDimensionError(TypeError, ValueError, KeyError):
     """A program named a dimension that the mesh does not have.
 
     It is three builtin errors at once, because Monarch raises different ones in different methods, and programs may
-    catch
-    any of them.
+    catch any of them.
     """
 
     def __str__(self) -> str:
@@ -99,7 +98,7 @@ class Extent(Mapping[str, int]):
         return Point(rank, self)
 
     def points(self) -> Iterator[Point]:
-        """All points in row-major order."""
+        """Iterate over all points in row-major order."""
         return (Point(rank, self) for rank in range(self.nelements))
 
     def rank(self, coords: Mapping[str, SupportsIndex]) -> int:
@@ -119,7 +118,7 @@ class Extent(Mapping[str, int]):
 
     @property
     def region(self) -> Region:
-        """The region that selects everything."""
+        """Return the region that selects everything."""
         if self._region is None:
             self._region = Region(self.names, self.shape, self.strides, 0)
         return self._region
