@@ -23,7 +23,7 @@ from monarch_kernel.kernel.install import KERNEL_NAME, install
 
 #: The largest allowed time on an idle machine with two cores (seconds).
 BAR = 1.5
-#: No cell takes longer (seconds).
+#: The time limit of a cell (seconds).
 PATIENCE = 120.0
 
 

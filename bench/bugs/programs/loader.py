@@ -11,7 +11,7 @@ from seeded import GUILTY, STEP, happened
 
 
 def fetch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The batch, once its shard is there."""
+    """Return the batch, once its shard is there."""
     missing = rank == GUILTY and step == STEP
     if missing:
         happened()
