@@ -228,7 +228,7 @@ class Judged(msgspec.Struct, array_like=True):
 
     @property
     def manifest(self) -> Manifest:
-        """Return the manifest."""
+        """The complete manifest."""
         return Manifest(self.change.folders)
 
 

@@ -49,7 +49,7 @@ class LiveReport(msgspec.Struct):
 
     @property
     def problems(self) -> list[str]:
-        """Return the changes that ranks do not follow, a line for each reason."""
+        """The changes that ranks do not follow, a line for each reason."""
         lines: list[str] = []
         for each in self.refreshed:
             lines += [reason for _, _, reason in each.modules(FAILED, KEPT)]

@@ -122,7 +122,7 @@ class Index:
 
     @property
     def manifest(self) -> Manifest | None:
-        """Return the manifest of the last scan; None if unknown."""
+        """The manifest of the last scan; None if unknown."""
         return next(reversed(self._recent.values()), None)
 
     @property

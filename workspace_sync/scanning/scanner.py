@@ -249,7 +249,7 @@ class Scan:
 
     @property
     def ignored(self) -> list[LeftOut]:
-        """Return the ignored entries, grouped by the line that ignores them."""
+        """The ignored entries, grouped by the line that ignores them."""
         return left_out(self._records, self._reasons)
 
     def announcement(self) -> Announcement | None:

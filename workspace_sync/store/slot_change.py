@@ -115,7 +115,7 @@ class SlotChange:
         return len(self._made)
 
     def missing(self) -> list[tuple[bytes, int]]:
-        """The (digest, size) of each piece that this host does not have."""
+        """Return the (digest, size) of each piece that this host does not have."""
         with self._lock:
             return [(digest, wants[0].size) for digest, wants in self._wants.items()]
 

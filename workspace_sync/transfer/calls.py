@@ -84,7 +84,7 @@ class Calls:
 
     @property
     def hosts(self) -> list[str]:
-        """Return the agents that are not lost."""
+        """The agents that are not lost."""
         return [host for host, line in self._lines.items() if not line.gone]
 
     def renew(self, link: AgentLink) -> None:

@@ -160,7 +160,7 @@ class HostWork:
 
     @property
     def store(self) -> Store:
-        """Return the store, opened at first use."""
+        """The store, opened at first use."""
         with self._guard:
             if self._store_of_user is None:
                 self._store_of_user = Store()

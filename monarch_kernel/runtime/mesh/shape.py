@@ -118,7 +118,7 @@ class Extent(Mapping[str, int]):
 
     @property
     def region(self) -> Region:
-        """Return the region that selects everything."""
+        """The region that selects everything."""
         if self._region is None:
             self._region = Region(self.names, self.shape, self.strides, 0)
         return self._region
