@@ -78,7 +78,7 @@ class Trainer(Actor):
 
     @endpoint
     def step(self) -> int:
-        """One step of training."""
+        """Run one step of training."""
         import torch
 
         generator = torch.Generator().manual_seed(self.steps * 1000 + current_rank().rank)

@@ -157,7 +157,7 @@ class Scheduler:
 
     def __init__(self, limits: FetchLimits | None = None) -> None:
         self.limits = limits or FetchLimits()
-        #: The number of bytes that the client was asked to send, counting repetitions.
+        #: The number of bytes that the client had to send, including repetitions.
         self.sent = 0
         #: The part of these that was sent again to overtake slow hosts.
         self.overtaken = 0
