@@ -60,5 +60,5 @@ def main() -> None:
     script = sys.argv[0]
     count = unpack(script)
     print(f"conda-unpack: {count} files name {os.path.dirname(os.path.dirname(os.path.abspath(script)))} now")
-    # Its list of prefixes has no room for more.
+    # Its list of prefixes is no longer valid.
     os.unlink(script)

@@ -21,7 +21,7 @@ from workspace_sync.scanning.walk import Item, Problems, Walk, Walker
 #: A file that changed this shortly before the scan may change again without new times (ns): file systems keep times
 #: in steps of up to 2 s.
 RECENT = 2_000_000_000
-#: The entry of parent folders of a place in the tree that correspond to no folder of the client.
+#: The mode of parent folders of a place in the tree that correspond to no folder of the client.
 _PLAIN = 0o755
 
 _encode = msgspec.msgpack.encode
