@@ -206,8 +206,8 @@ class _Limited(Actor):
             raise TimeoutError("the time is over")
 
         signal.signal(signal.SIGALRM, expire)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
             threading.Event().wait(PATIENCE)
         except TimeoutError as error:
             return str(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +47,29 @@ def test_a_lost_host_is_replaced_by_a_spare_one(workers: Start, transport: str) 
             p.heal().get(patience(60))
     assert p.healthy().sizes == {"hosts": 1, "gpus": 2}
     assert len(p.healthy().spawn("again", Counter, 0).where.call().get(patience(30))) == 2
+
+
+def test_a_heal_that_fails_leaves_its_spare_host_to_the_next(workers: Start, tmp_path: Path) -> None:
+    made = workers(2, "tcp")
+    hosts = made.attach()
+    full = tmp_path / "full"
+
+    def bootstrap() -> None:
+        if full.exists():
+            raise OSError("the disk is full")
+
+    p = hosts.slice(hosts=0).spawn_procs({"gpus": 1}, bootstrap=bootstrap, name="p", spares=hosts.slice(hosts=1))
+    mesh = p.spawn("w", Counter, 10)
+    mesh.where.call().get(patience(30))
+    full.touch()
+    made[0].end(signal.SIGKILL)
+    with pytest.raises(MeshFailure):
+        mesh.where.call().get(patience(30))
+    with pytest.raises(Exception, match="the disk is full"):
+        p.heal().get(patience(60))
+    full.unlink()
+    assert [one.host for one in p.heal().get(patience(60)).replaced] == [made[1].name]
+    assert len(mesh.where.call().get(patience(30))) == 1
 
 
 def test_a_lost_host_is_replaced_by_one_that_is_given(workers: Start) -> None:

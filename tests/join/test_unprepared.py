@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -137,14 +136,16 @@ def test_they_are_joined_looked_into_stopped_stepped_and_left(start: Callable[..
 def test_one_that_has_only_just_been_started_is_waited_for(
     start: Callable[..., Plain], python: str, tmp_path: Path
 ) -> None:
-    programs = start(([python, str(LOOP), str(tmp_path / "ends")], {"RANK": "0", "WORLD_SIZE": "1"}))
-    pid = programs.processes[0].pid
-    os.kill(pid, signal.SIGSTOP)  # before its Python has an interpreter
+    held = tmp_path / "held"
+    os.mkfifo(held)
+    # Its loader waits for a library to be written, before its Python has an interpreter; it does without an empty one.
+    environment = {"RANK": "0", "WORLD_SIZE": "1", "LD_PRELOAD": str(held)}
+    programs = start(([python, str(LOOP), str(tmp_path / "ends")], environment))
     with ThreadPoolExecutor(1) as pool:
         preparing = pool.submit(prepare_running, "young", chosen_here(programs.pids, None))
         wait_until(lambda: preparing.done() or any(map(_retries, children())), "it was not found, and is tried again")
         assert not preparing.done()
-        os.kill(pid, signal.SIGCONT)
+        held.write_bytes(b"")
         assert preparing.result(patience(60)).refused == []
 
 

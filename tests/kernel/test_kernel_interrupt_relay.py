@@ -296,16 +296,16 @@ def test_an_awaiting_cell_is_cancelled_and_an_idle_loop_woken(rig: Rig) -> None:
 
     async def cell() -> None:
         with handler.interruptible():
+            # From the loop, when both tasks wait.
+            asyncio.get_running_loop().call_soon(signal.setitimer, signal.ITIMER_REAL, 0.01)
             await asyncio.Event().wait()
 
     async def kernel() -> None:
         handler.begin()
         with handler.request("cell"):
             task = asyncio.ensure_future(cell())
-            with handler.awaiting(task):
-                signal.setitimer(signal.ITIMER_REAL, 0.01)
-                with pytest.raises(asyncio.CancelledError):
-                    await task
+            with handler.awaiting(task), pytest.raises(asyncio.CancelledError):
+                await task
         assert handler.cancelled
 
     before = signal.signal(signal.SIGALRM, handler)

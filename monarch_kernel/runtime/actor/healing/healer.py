@@ -307,6 +307,9 @@ class Healer:
                 if not isinstance(e, Exception) or not lost or time.monotonic() > deadline:
                     raise
                 gone |= lost
+        # Not earlier: an attempt that fails leaves its spare hosts to the next.
+        used = {agent.id for agent in agents.values()}
+        procs_record.spares = [agent for agent in procs_record.spares if agent.id not in used]
         for rank, ref in new.items():
             old = dead[rank]
             death = node.deaths[old.id]
@@ -413,6 +416,7 @@ class Healer:
         elif hosts is not None:
             given = [host.agent for host in hosts._selected()]
             procs_record.spares = given + [agent for agent in procs_record.spares if agent not in given]
+        spares = [agent for agent in procs_record.spares if agent.id not in node.deaths and agent.id not in gone]
         moved: dict[str, ProcRef] = {}
         places: dict[int, ProcRef] = {}
         lost: dict[str, list[int]] = {}
@@ -427,10 +431,8 @@ class Healer:
                 agent = next((new for renew in self.renewers if (new := renew(ref.agent)) is not None), None)
             if agent is None and ref.agent in system.own_agents:
                 agent = system.ensure_agent()
-            while agent is None and procs_record.spares:
-                spare = procs_record.spares.pop(0)
-                if spare.id not in node.deaths:
-                    agent = spare
+            if agent is None and spares:
+                agent = spares.pop(0)
             if agent is None and source is not None:
                 wanted.setdefault(ref.agent, []).append(rank)
                 continue
