@@ -1,4 +1,4 @@
-"""The bench: this project, its peers and the machine's own limits, measured on the same work.
+"""Benchmarks: this project, its peers and the machine's own limits, measured on the same work.
 
-`python -m bench --help` says how to run it; docs/performance.md says what the metrics mean.
+`python -m bench --help` prints the usage; docs/performance.md explains the metrics.
 """

@@ -1,4 +1,4 @@
-"""`python -m bench`: measure, print the tables, and keep the figures as JSON."""
+"""`python -m bench`: measure, print the tables, and store the figures as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUICK_SCALE = 0.25
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description="Measure this project, its peers and the machine's limits on the same work. Each peer "
@@ -45,7 +45,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def plan(peers: list[str], groups: list[str]) -> list[tuple[str, str]]:
-    """(group, peer) in the order of one round: the peers in turn, group by group."""
+    """Return the (group, peer) pairs of one round in order: the peers in turn, group by group."""
     order: list[tuple[str, str]] = []
     for group in groups:
         for peer in peers:
@@ -56,7 +56,7 @@ def plan(peers: list[str], groups: list[str]) -> list[tuple[str, str]]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the rounds; the exit status."""
+    """Run the rounds; return the exit status."""
     args = arguments(argv)
     session = BenchSession(args.peers)
 

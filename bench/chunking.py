@@ -1,10 +1,10 @@
 """`python -m bench.chunking`: how large files are best cut, by bytes that a change sends and by seconds.
 
-Pairs of files, before and after a change, are made here: a real shared library with 4 KB overwritten, and with a line
-put in front; two builds of a library whose source changed in one function; a log that grew; a checkpoint with one new
-tensor, and one with a tensor that grew. Each way of cutting gives chunks of both files, and those that only the second
-has are what would be sent. "fixed, found again" is what workspace_sync does. Cuts that follow from the content are made
-by the gear hash of FastCDC: with numpy, and with pyfastcdc (`pip install pyfastcdc`) where it is installed.
+The script creates pairs of files, before and after a change: a real shared library with 4 KB overwritten, and with a
+line inserted at the start; two builds of a library whose source changed in one function; a log that grew; a checkpoint
+with one new tensor, and one with a tensor that grew. Each method cuts both files into chunks; the chunks that only the
+second file has would be sent. "fixed, found again" is the method of workspace_sync. Content-defined cuts use the gear
+hash of FastCDC: with numpy, and with pyfastcdc (`pip install pyfastcdc`) if it is installed.
 
 Source: W. Xia et al., "FastCDC: a Fast and Efficient Content-Defined Chunking Approach for Data Deduplication",
 USENIX ATC '16.
@@ -32,11 +32,11 @@ from workspace_sync.scanning.chunking import ANCHOR, CHUNK, Cuts, again, even
 Cut = Callable[[memoryview], list[int]]
 
 
-# -- ways to cut: the ends of the chunks ------------------------------------------------------------
+# -- methods: the ends of the chunks ----------------------------------------------------------------
 
 
 def fixed(size: int) -> Cut:
-    """Chunks of one size."""
+    """Cut into chunks of one size."""
     return lambda data: [*range(size, len(data), size), len(data)]
 
 
@@ -44,7 +44,7 @@ _GEAR = np.random.default_rng(1).integers(0, 1 << 32, 256, dtype=np.uint32)
 
 
 def gear(average: int) -> Cut:
-    """Cuts where the hash of the last 32 bytes has zeros in front; a quarter to four times the average."""
+    """Cut where the hash of the last 32 bytes has leading zeros, at a quarter to four times the average."""
     threshold = np.uint32((1 << 32) // average)
     step = 1 << 22
 
@@ -54,7 +54,7 @@ def gear(average: int) -> Cut:
         for start in range(0, len(array), step):
             first = max(0, start - 31)
             hashes = _GEAR[array[first : start + step]]
-            # The sum over 32 bytes, each shifted by its age, by doubling the window five times.
+            # The sum over 32 bytes, each shifted by its age, computed by doubling the window five times.
             for window in (1, 2, 4, 8, 16):
                 hashes[window:] += hashes[:-window] << np.uint32(window)
             candidates += (np.flatnonzero(hashes[start - first :] < threshold) + start + 1).tolist()
@@ -76,7 +76,7 @@ def gear(average: int) -> Cut:
 
 
 def fastcdc(average: int) -> Cut | None:
-    """The same by pyfastcdc's compiled code; None if it is not installed."""
+    """Cut in the same way by the compiled code of pyfastcdc; None if it is not installed."""
     try:
         from pyfastcdc import FastCDC  # type: ignore[import-not-found]
     except ImportError:
@@ -86,7 +86,7 @@ def fastcdc(average: int) -> Cut | None:
 
 
 def found_again(before: bytes) -> Cut:
-    """What ``workspace_sync`` does: cuts of one size, found again by the bytes behind them."""
+    """Cut as ``workspace_sync`` does: cuts of one size, found again by the bytes that follow them."""
     sizes = even(len(before))
     anchors = b"".join(before[i : i + ANCHOR].ljust(ANCHOR, b"\0") for i in range(0, len(before), CHUNK))
     known = Cuts(sizes, anchors)
@@ -96,7 +96,7 @@ def found_again(before: bytes) -> Cut:
 
 
 def ways() -> Iterator[tuple[str, Cut]]:
-    """The ways that know nothing of the file before, with their names."""
+    """Iterate over the methods that do not use the previous file, with their names."""
     for size in (256, 1024, 4096):
         yield f"fixed {size} KiB", fixed(size << 10)
     for size in (64, 256):
@@ -110,7 +110,7 @@ def ways() -> Iterator[tuple[str, Cut]]:
 
 
 def pairs(folder: Path, size: int) -> Iterator[tuple[str, bytes, bytes]]:
-    """(what changed, before, after); large ones are cut to this size (bytes)."""
+    """Iterate over (name of the change, before, after); large files are truncated to this size (bytes)."""
     torch_folder = Path(torch.__file__).parent / "lib"
     library = max(torch_folder.glob("*.so*"), key=lambda path: path.stat().st_size)
     data = library.read_bytes()[:size]
@@ -125,7 +125,7 @@ def pairs(folder: Path, size: int) -> Iterator[tuple[str, bytes, bytes]]:
 
 
 def builds(folder: Path) -> tuple[bytes, bytes]:
-    """A shared library before and after a change of one of its functions."""
+    """Build a shared library before and after a change of one of its functions."""
     found: list[bytes] = []
     for changed in (False, True):
         lines = [
@@ -144,7 +144,7 @@ def builds(folder: Path) -> tuple[bytes, bytes]:
 
 
 def checkpoints(folder: Path, size: int, *, grown: bool) -> tuple[bytes, bytes]:
-    """A checkpoint of torch before and after one tensor of 16 changed, or grew by a row."""
+    """Create a torch checkpoint before and after one tensor of 16 changed, or grew by a row."""
     generator = torch.Generator().manual_seed(1)
     rows = size // 16 // 4096
     state = {f"layer{i}.weight": torch.randn(rows, 1024, generator=generator) for i in range(16)}
@@ -160,7 +160,7 @@ def checkpoints(folder: Path, size: int, *, grown: bool) -> tuple[bytes, bytes]:
 
 
 def chunks(data: bytes, cut: Cut) -> dict[bytes, int]:
-    """The digests and sizes of the chunks."""
+    """Return the digests and sizes of the chunks."""
     view = memoryview(data)
     found: dict[bytes, int] = {}
     start = 0

@@ -45,7 +45,7 @@ PATIENCE = 60.0
 
 
 class Worker(Actor):
-    """Runs a loop, and holds a model."""
+    """An actor that runs a loop and has a model."""
 
     def __init__(self) -> None:
         self.go = True
@@ -63,7 +63,7 @@ class Worker(Actor):
 
     @endpoint
     def build(self, parameters: int, odd: bool) -> int:
-        """A module with this many parameters in 16 layers; with ``odd``, one parameter is slightly off."""
+        """Create a module with this many parameters in 16 layers; with ``odd``, one parameter is slightly off."""
         import torch
 
         torch.manual_seed(0)
@@ -76,12 +76,12 @@ class Worker(Actor):
 
 
 def turned(turns: int) -> int:
-    """One turn."""
+    """Run one turn of the loop."""
     return turns + 1
 
 
 def line_of(function: Any) -> int:
-    """The first line of a function's body."""
+    """Return the first line of a function's body."""
     return int(function.__code__.co_firstlineno) + 2
 
 
@@ -139,7 +139,7 @@ class SimulatedRank(fleet.Rank):
 
 
 def greet(_hub: Any, _uid: str) -> None:
-    """Tell simulated ranks where to report their stops; a real agent is told when it is made."""
+    """Send simulated ranks the address for reports of their stops; a real agent gets it when it is created."""
 
 
 class Simulated:
@@ -179,18 +179,18 @@ class Simulated:
         remove_run_dir(self._folder)
 
 
-# -- what is measured -------------------------------------------------------------------------------------
+# -- measurements -----------------------------------------------------------------------------------------
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:
-    """The seconds that it took, and its result."""
+    """Return the seconds of a call, and its result."""
     begin = time.perf_counter()
     found = function()
     return time.perf_counter() - begin, found
 
 
 def first_stop(mesh: ProcMesh) -> float:
-    """From arming to the last rank's stop (seconds)."""
+    """Return the time from arming to the last rank's stop (seconds)."""
     debugger = get_debugger()
     count = len(mesh)
     done = threading.Event()
@@ -213,7 +213,7 @@ def first_stop(mesh: ProcMesh) -> float:
 
 
 def real(rounds: int) -> dict[str, list[float]]:
-    """On eight ranks of this machine."""
+    """Measure on eight ranks of this machine."""
     found: dict[str, list[float]] = {"stop 8 (first ever)": [], "stop 8": [], "stacks 8": []}
     mesh = this_host().spawn_procs(per_host={"gpus": 8}, name="real")
     workers = mesh.spawn("worker", Worker)
@@ -233,7 +233,7 @@ def real(rounds: int) -> dict[str, list[float]]:
 
 
 def simulated(ranks: int, rounds: int) -> dict[str, list[float]]:
-    """On this many simulated ranks."""
+    """Measure on this many simulated ranks."""
     found: dict[str, list[float]] = {}
     there = Simulated(ranks)
     try:
@@ -245,7 +245,7 @@ def simulated(ranks: int, rounds: int) -> dict[str, list[float]]:
 
 
 def differing(parameters: int, rounds: int) -> dict[str, list[float]]:
-    """A module over four ranks, of which one differs in one parameter."""
+    """Measure a comparison of a module over four ranks, one of which differs in one parameter."""
     try:
         import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError:
@@ -305,7 +305,7 @@ print(json.dumps(dict(loaded=loaded / base, armed=armed / base, condition=hit / 
 
 
 def pythons() -> dict[str, str]:
-    """Interpreters of this machine, by version."""
+    """Return the interpreters of this machine, by version."""
     found = {f"{sys.version_info[0]}.{sys.version_info[1]}": sys.executable}
     for path in sorted(glob.glob(os.path.expanduser("~/.pyenv/versions/3.1[123].*/bin/python"))):
         version = Path(path).parent.parent.name
@@ -314,7 +314,7 @@ def pythons() -> dict[str, str]:
 
 
 def costs() -> dict[str, dict[str, float]]:
-    """What an armed breakpoint costs code that does not reach it, as ratios of the time without."""
+    """Measure code that does not reach an armed breakpoint, as ratios of its time without the debugger."""
     root = str(Path(__file__).resolve().parent.parent)
     found: dict[str, dict[str, float]] = {}
     for version, python in pythons().items():
@@ -336,7 +336,7 @@ def costs() -> dict[str, dict[str, float]]:
 
 
 def merging() -> dict[str, list[float]]:
-    """Thousands of stacks, of which a few are different, into one tree."""
+    """Measure the merge of thousands of stacks, a few of them different, into one tree."""
     from monarch_kernel.debugger.controller.stacks.merge import merge
 
     mine = snapshot()

@@ -1,4 +1,4 @@
-"""An environment of its own for each peer, made when first needed and kept under .bench/."""
+"""A separate environment for each peer, created when first needed and kept under .bench/."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ REQUIREMENTS = ROOT / "bench" / "requirements"
 
 
 class EnvironmentFailed(Exception):
-    """A peer's environment could not be made; the message says why and what to try."""
+    """A peer's environment could not be created; the message has the reason and the remedy."""
 
 
 def python_for(peer: str) -> Path:
-    """The interpreter that runs `peer`: ours and the limits use the one that runs the bench.
+    """Return the interpreter that runs `peer`; ours and the limits use the one that runs the bench.
 
     Raises EnvironmentFailed when the peer cannot be installed here.
     """
@@ -53,9 +53,9 @@ def python_for(peer: str) -> Path:
 
 
 def python_above(peer: str) -> Path:
-    """An interpreter that has the packages of this one and, above them, what `peer` needs beside them: made in seconds.
+    """Return an interpreter with the packages of this one and the further ones that `peer` needs; created in seconds.
 
-    Raises EnvironmentFailed when it cannot be made here.
+    Raises EnvironmentFailed when it cannot be created here.
     """
     wanted = (REQUIREMENTS / f"{peer}.txt").read_text().split()
     folder = STATE / "envs" / f"{peer}-above"
@@ -63,7 +63,7 @@ def python_above(peer: str) -> Path:
     state = hashlib.sha256(f"{wanted}{sys.version}{sys.prefix}".encode()).hexdigest()
     STATE.mkdir(exist_ok=True)
     with open(STATE / f"{peer}-above.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several test processes may want it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several test processes may need it
         if stamp.exists() and stamp.read_text() == state:
             return python
         if not _is_here("torch"):
@@ -93,7 +93,7 @@ def python_above(peer: str) -> Path:
 
 
 def bare_above(folder: Path) -> Path:
-    """Make an environment in a new folder that has the packages of this one, and return its interpreter."""
+    """Create an environment with the packages of this one in a new folder; return its interpreter."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, capture_output=True)
     (site,) = folder.glob("lib/python3*/site-packages")
     (site / "_below.pth").write_text(

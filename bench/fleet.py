@@ -35,18 +35,18 @@ from monarch_kernel.runtime.node.relay import Relay
 from monarch_kernel.runtime.node.routing import make_hello
 
 SIZES = [8, 64, 512, 1024, 4096]
-#: Seconds of measuring for each size.
+#: The seconds of measuring for each size.
 BUDGET = 3.0
 LEAST, MOST = 10, 2000
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Pong(Actor):
-    """The actor that the simulated ranks stand for."""
+    """The actor that the simulated ranks represent."""
 
     @endpoint
     def ping(self, _value: object) -> int:
-        """The rank."""
+        """Return the rank."""
         return 0
 
 
@@ -59,7 +59,7 @@ class Rank:
     def __init__(self, poller: Poller, agent: Node, name: str, number: int) -> None:
         self.number = number
         link = Link(poller, agent.id, self._on_message, lambda _link: None)
-        # `make_hello` reads a node's name and place, which this object has.
+        # `make_hello` reads a node's name and site, which this object has.
         self.id, self.kind, self.ref = name, "rank", agent.ref.beside(name, "")
         link.send(make_hello(self))  # type: ignore[arg-type]
         link.attach(connect_unix(agent.ref.address))
@@ -72,7 +72,7 @@ class Rank:
 
 
 def url_of(folder: str, host: int) -> str:
-    """Where the agent of a simulated host listens for other agents."""
+    """Return the address at which the agent of a simulated host listens for other agents."""
     return f"ipc://{folder}/host{host}"
 
 
@@ -87,7 +87,7 @@ def simulate(folder: str, hosts: range, ranks: int, ready: int, kind: type[Rank]
         agent.listen_at(url_of(folder, host))
         kept.append(Relay(agent))
         kept += [kind(poller, agent, f"rank-{host}-{k}", host * ranks + k) for k in range(ranks)]
-    gc.freeze()  # as agents do; otherwise each collection would scan the objects of all hosts
+    gc.freeze()  # as agents do; otherwise each garbage collection would scan the objects of all hosts
     os.write(ready, b".")
     poller.run(lambda: False)
 
@@ -114,7 +114,7 @@ class Fleet:
         os.close(ready)
 
     def cpu(self) -> float:
-        """CPU seconds that the processes have used."""
+        """Return the CPU seconds that the processes have used."""
         total = 0
         for pid in self.pids:
             with open(f"/proc/{pid}/stat") as file:
@@ -144,14 +144,14 @@ def attach(folder: str, hosts: int) -> list[ProcRef]:
 
 
 def mesh_of(agents: list[ProcRef], ranks: int) -> ActorMesh[Pong]:
-    """A handle on the actors of these hosts."""
+    """Create a handle on the actors of these hosts."""
     procs = tuple(ref.beside(f"rank-{h}-{k}", "") for h, ref in enumerate(agents) for k in range(ranks))
     extent = Extent(("hosts", "gpus"), (len(agents), ranks))
     return ActorMesh(get_system(), "pong-1", "pong", "fleet", Pong, procs, Region.from_extent(extent))
 
 
 def measure(mesh: ActorMesh[Pong], fleet: Fleet, budget: float) -> dict[str, float]:
-    """Call all ranks again and again."""
+    """Call all ranks repeatedly."""
     count = mesh.size()
     for _ in range(3):
         values = list(mesh.ping.call(None).get(120).values())
@@ -185,11 +185,11 @@ def main(argv: list[str] | None = None) -> int:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     hosts = max(args.ranks) // args.per_host
-    # The runtime starts threads, and these processes are forked before that.
+    # These processes are forked first, because the runtime starts threads.
     from monarch_kernel.runtime.host.launch import new_run_dir, remove_run_dir
 
     folder = new_run_dir()
-    # Each rank has a socket at either end in one of them, and each host a few more.
+    # Each rank has a socket at either end in one of the processes, and each host a few more.
     processes = max(args.processes, math.ceil((2 * max(args.ranks) + 8 * hosts) / (hard * 0.9)))
     fleet = Fleet(folder, hosts, args.per_host, processes)
     try:

@@ -48,7 +48,7 @@ def _times(ask: Callable[[], Any], times: int) -> Iterator[float]:
 
 @contextmanager
 def worker(key: Path, log: Any) -> Generator[str]:
-    """A worker on this machine; gives its URL."""
+    """Start a worker on this machine; yield its URL."""
     command = [
         sys.executable,
         "-m",
@@ -70,7 +70,7 @@ def worker(key: Path, log: Any) -> Generator[str]:
 
 
 def measure(times: int) -> dict[str, list[float]]:
-    """Seconds of each call, by payload and path."""
+    """Measure the seconds of each call, by payload and path."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as workers:
         key = Path(folder, "key")
         subprocess.run(
@@ -92,7 +92,7 @@ def measure(times: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.hosts", description=__doc__)
     parser.add_argument("--times", type=int, default=1000, help="how often each small call is made (default: 1000)")
     for what, seconds in measure(parser.parse_args().times).items():

@@ -1,4 +1,4 @@
-"""What every peer script measures with: one JSON line per metric, the same names everywhere.
+"""Measurement functions of all peer scripts: one JSON line per metric, the same names everywhere.
 
 Runs inside the peers' own environments, so it needs the standard library alone.  The unit is in
 the metric's name.  A metric's definition is here and in `peers/`; its row in the table in `metrics.py`.
@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 PEER = os.environ.get("BENCH_PEER", "?")
-#: Multiplies every time budget; a quick run has less than 1.
+#: Multiplies every time budget; less than 1 in a quick run.
 SCALE = float(os.environ.get("BENCH_SCALE", "1"))
 QUICK = SCALE < 1
-#: Seconds after which a group that has not ended is killed.
+#: Seconds after which an unfinished group is killed.
 DEADLINE = float(os.environ.get("BENCH_DEADLINE", "300"))
 
 SIZES = {"1KB": 1 << 10, "1MB": 1 << 20, "64MB": 64 << 20}
@@ -34,17 +34,17 @@ def emit(metric: str, value: float | None, **extra: object) -> None:
 
 
 def note(metric: str, text: object) -> None:
-    """Say that a metric has no number here, and why."""
+    """Report why a metric has no number here."""
     emit(metric, None, note=str(text)[:400])
 
 
 def version(**versions: str) -> None:
-    """Say which versions are being measured."""
+    """Report the measured versions."""
     emit("version", None, note=", ".join(f"{k} {v}" for k, v in versions.items()))
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """The q-quantile by rank (no interpolation)."""
+    """Return the q-quantile by rank (no interpolation)."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
@@ -56,7 +56,7 @@ def sample(
     most: int = 5000,
     warm: int = 2,
 ) -> list[float]:
-    """Call again and again for about `budget` seconds; the seconds of each call."""
+    """Call repeatedly for about `budget` seconds; return the seconds of each call."""
     for _ in range(warm):
         call()
     times: list[float] = []
@@ -69,7 +69,7 @@ def sample(
 
 
 def tree() -> list[int]:
-    """This process and all its descendants."""
+    """Return this process and all its descendants."""
     children: dict[int, list[int]] = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -85,7 +85,7 @@ def tree() -> list[int]:
 
 
 def cpu_seconds() -> float:
-    """CPU used so far by all live threads of the whole tree of processes."""
+    """Return the CPU seconds used so far by all live threads of the whole process tree."""
     nanoseconds = 0
     for pid in tree():
         try:
@@ -98,9 +98,9 @@ def cpu_seconds() -> float:
 
 
 def latency(metric: str, call: Callable[[], object], budget: float = 1.5, **extra: object) -> None:
-    """p50 and p99 of a call in microseconds, and the CPU that all processes together spend on one.
+    """Measure p50 and p99 of a call in microseconds, and its CPU time over all processes.
 
-    The CPU figure is hardly disturbed by other work on the machine.  100 calls warm up.
+    Other work on the machine hardly affects the CPU figure. 100 calls warm up.
     """
     sample(call, 0, 100, 100, warm=0)
     before = cpu_seconds()
@@ -112,20 +112,20 @@ def latency(metric: str, call: Callable[[], object], budget: float = 1.5, **extr
 
 
 def rate(metric: str, batch: Callable[[], object], n: int, repeats: int = 7) -> None:
-    """Calls per second, where one batch() makes n calls."""
+    """Measure calls per second, where one batch() makes n calls."""
     repeats = max(3, round(repeats * SCALE))
     emit(metric, round(n / percentile(sample(batch, 0, repeats, repeats), 0.5)), n=n)
 
 
 def bandwidth(metric: str, nbytes: int, call: Callable[[], object], budget: float = 2.0, least: int = 5) -> None:
-    """GB/s (1e9 bytes) of a call that moves nbytes."""
+    """Measure the GB/s (1e9 bytes) of a call that moves nbytes."""
     times = sample(call, budget, 3, 400, warm=1) if QUICK else sample(call, budget, least, 400)
     median = percentile(times, 0.5)
     emit(f"{metric}_GBps", round(nbytes / median / 1e9, 4), us=round(median * 1e6, 1), n=len(times))
 
 
 def memory(pid: int) -> tuple[float, float, float]:
-    """(resident, proportional, private) megabytes of a process."""
+    """Return the (resident, proportional, private) megabytes of a process."""
     kilobytes: dict[str, int] = {}
     with open(f"/proc/{pid}/smaps_rollup") as f:
         for line in f:
@@ -137,7 +137,7 @@ def memory(pid: int) -> tuple[float, float, float]:
 
 
 def emit_memory(metric: str, pids: Sequence[int], **extra: object) -> None:
-    """Medians over processes: `metric` is the resident size; beside it the proportional share and what is private."""
+    """Report medians over processes: `metric` is the resident size, with the proportional and the private size."""
     resident, proportional, private = zip(*map(memory, pids))
     emit(
         metric,
@@ -152,18 +152,18 @@ def emit_memory(metric: str, pids: Sequence[int], **extra: object) -> None:
 
 
 def threads(pids: Sequence[int]) -> float:
-    """The median number of threads of the processes."""
+    """Return the median number of threads of the processes."""
     return statistics.median(len(os.listdir(f"/proc/{pid}/task")) for pid in pids)
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line, for a note."""
+    """Describe an error in one line, for a note."""
     return f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
 
 
 def run(groups: dict[str, Callable[[], Any]]) -> None:
-    """Run the groups named on the command line; one that fails is noted and the rest go on."""
-    # A hang shows where it was, in the log.
+    """Run the groups named on the command line. A failed group is noted, and the others continue."""
+    # If a run hangs, its stacks are written to the log.
     faulthandler.dump_traceback_later(DEADLINE * 0.95)
     for name in sys.argv[1:] or list(groups):
         if name not in groups:

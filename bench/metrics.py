@@ -1,4 +1,4 @@
-"""The rows of the table: what each metric is called, what its limit is, and which bar it must meet."""
+"""The rows of the table: the name of each metric, its limit, and the bar that it must meet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ REFERENCE = "torchmonarch"
 
 @dataclass(frozen=True)
 class Row:
-    """One metric.  `limit` names the metric of the `limit` peer it is compared with."""
+    """One metric. `limit` names the metric of the `limit` peer that it is compared with."""
 
     metric: str
     label: str
@@ -79,7 +79,7 @@ ROWS = [
     Row("fail_idle_s", "SIGKILL until a new call fails (s)", "fail_pidfd_s"),
 ]
 
-#: Limits that stand alone, for the second table.
+#: Limits without a corresponding metric, for the second table.
 LIMITS = {
     "py_eventfd_us": "eventfd ping-pong (µs)",
     "py_unix_us": "Unix socket ping-pong (µs)",
@@ -104,7 +104,7 @@ LIMITS = {
     "fail_socket_eof_s": "SIGKILL until the socket ends (s)",
 }
 
-#: group -> the peers that have it; in the order they are run.
+#: group -> the peers that have it, in the order in which they run.
 GROUPS = ["calls", "spawn8", "spawn32", "rss", "payload", "bulk", "fail"]
 LIMIT_GROUPS = {
     "calls": ["pingpong", "fanout"],
@@ -118,7 +118,7 @@ LIMIT_GROUPS = {
 
 
 def mark(less: float | None, more: float | None) -> str:
-    """Whether a bar is met: the one value may not be above the other. "?": one was not measured."""
+    """Return whether a bar is met: the first value may not exceed the second. "?": one was not measured."""
     if less is None or more is None:
         return "?"
     return "ok" if less <= more else "MISS"

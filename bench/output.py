@@ -23,12 +23,12 @@ from monarch_kernel.kernel.install import KERNEL_NAME, install
 
 #: The largest allowed time on an idle machine with two cores (seconds).
 BAR = 1.5
-#: No cell takes longer (seconds).
+#: The time limit of a cell (seconds).
 PATIENCE = 120.0
 
 
 def cell(client: BlockingKernelClient, code: str) -> str:
-    """Run a cell, and return what it wrote as plain text."""
+    """Run a cell, and return its output as plain text."""
     said: list[str] = []
 
     def hear(message: dict[str, object]) -> None:
@@ -53,7 +53,7 @@ def processor_times(kernel: int) -> dict[str, float]:
 
 
 def measure(client: BlockingKernelClient, kernel: int, ranks: int, lines: int) -> tuple[float, dict[str, float]]:
-    """Seconds for one such cell, and the processor time of each process."""
+    """Return the seconds of one such cell, and the processor time of each process."""
     code = f"%%mesh\nfor i in range({lines}): print(f'{{i:08d}} ' + 'x' * 90)\n"
     before = processor_times(kernel)
     began = time.perf_counter()

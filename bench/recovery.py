@@ -1,7 +1,7 @@
-"""`python -m bench.recovery`: how long a training run is interrupted when ranks, or a whole host, are killed.
+"""`python -m bench.recovery`: how long a training run is interrupted when ranks or a whole host are killed.
 
-Data-parallel training over gloo, in a process group that is formed anew after each kill, with the state taken from a
-healthy rank. Measured from the signal to the end of the next step, with the parts:
+Data-parallel training over gloo, in a process group that is formed again after each kill, with the state of a healthy
+rank. Measured from the signal to the end of the next step, with these parts:
 
     notice    the signal until the step's call fails
     release   the survivors come out of the collectives they wait in
@@ -10,14 +10,14 @@ healthy rank. Measured from the signal to the end of the next step, with the par
     join      the process group (all ranks), then the state from the rank that has come furthest
     step      the next step
 
-`--hosts N` runs on so many workers of this machine and one spare, and kills a whole worker with its ranks.
+`--hosts N` runs on N workers of this machine and a spare one, and kills a whole worker with its ranks.
 
 `--namespaces N` does the same over TCP between hosts that are network namespaces of this machine (see `tests/network`;
-needs root), and loses a host as by a power failure: its cable is cut, then all its processes are killed, so that no
-reset and no end of a connection tells anybody, and only heartbeats can. Before that it kills ranks there.
+needs root), and loses a host as in a power failure: its cable is cut, then all its processes are killed. Without a
+reset or an end of a connection, only heartbeats can detect this. Before that, it kills ranks there.
 
-Workers elsewhere are named with `--attach`, of which the last is the spare, and `--lose` is the command that makes the
-first of them vanish.
+`--attach` names workers elsewhere, the last one being the spare; `--lose` is the command that makes the first one
+vanish.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from monarch_kernel.actor import Actor, ActorError, MeshFailure, ProcMesh, curre
 from monarch_kernel.spmd import Group, ProcessGroups, share_state
 
 PARTS = ("notice", "release", "heal", "meet", "join", "step")
-#: Steps between two kills.
+#: The number of steps between two kills.
 BETWEEN = 10
-#: A step that takes longer is considered hung (seconds).
+#: A step that takes longer counts as hung (seconds).
 DEADLINE = 60.0
 #: The largest allowed time from the signal to the end of the next step (seconds).
 BARS = {"rank": 3.0, "host": 8.0}
 
 
 class Trainer(Actor):
-    """A small convolutional network on random images, trained alike on all ranks."""
+    """A small convolutional network trained on random images, identical on all ranks."""
 
     def __init__(self) -> None:
         import torch
@@ -78,7 +78,7 @@ class Trainer(Actor):
 
     @endpoint
     def step(self) -> int:
-        """One step of training."""
+        """Run one step of training."""
         import torch
 
         generator = torch.Generator().manual_seed(self.steps * 1000 + current_rank().rank)
@@ -140,7 +140,7 @@ def measure(procs: ProcMesh, kills: int, kill: Callable[[int], None]) -> list[di
 
 
 def ranks_of_one_host(ranks: int, kills: int, at_once: int) -> list[dict[str, float]]:
-    """SIGKILL of ranks of this host, different ones each time."""
+    """SIGKILL ranks of this host, different ones each time."""
     procs = this_host().spawn_procs({"gpus": ranks}, name="trainers", preload=("torch", "torch._dynamo"))
 
     def kill(number: int) -> None:
@@ -157,7 +157,7 @@ def ranks_of_one_host(ranks: int, kills: int, at_once: int) -> list[dict[str, fl
 def a_host(
     urls: list[str], ranks: int, lose: Callable[[], None], kills: int = 0, kill: Callable[[int], None] | None = None
 ) -> list[dict[str, float]]:
-    """The loss of the first host, with the last one as the spare, after this many kills of ranks."""
+    """Lose the first host after this many kills of ranks; the last host is the spare."""
     hosts = actors.attach_to_workers(ca=None, workers=urls)
     count = len(urls) - 1
     procs = hosts.slice(hosts=slice(0, count)).spawn_procs(
@@ -180,7 +180,7 @@ def a_host(
 
 
 def namespaces(count: int, ranks: int, kills: int) -> list[dict[str, float]]:
-    """The kills of single ranks, then the loss of the first of this many hosts, which are network namespaces."""
+    """Kill single ranks, then lose the first host; the hosts are this many network namespaces."""
     from tests.network.cluster import Cluster
     from tests.network.cluster import ranks as ranks_on
     from tests.network.hosts import make_network
@@ -207,7 +207,7 @@ def namespaces(count: int, ranks: int, kills: int) -> list[dict[str, float]]:
 
 @contextmanager
 def workers(count: int) -> Generator[tuple[list[str], list[subprocess.Popen[bytes]]]]:
-    """Workers on this machine, each with its own processes, as if it were a host."""
+    """Start workers on this machine, each with separate processes, as if it were a host."""
     with tempfile.TemporaryDirectory(prefix="mk") as folder:
         urls = [f"ipc://{folder}/{k}" for k in range(count)]
         command = [sys.executable, "-m", "monarch_kernel", "worker", "--listen"]
@@ -231,7 +231,7 @@ def workers(count: int) -> Generator[tuple[list[str], list[subprocess.Popen[byte
 
 
 def show(what: str, found: list[dict[str, float]], bar: float) -> bool:
-    """Print the medians in milliseconds; whether the bar is met."""
+    """Print the medians in milliseconds; return whether the bar is met."""
     middle = {part: statistics.median(each[part] for each in found) for part in (*PARTS, "all")}
     worst = max(each["all"] for each in found)
     parts = "  ".join(f"{part} {middle[part] * 1000:.0f}" for part in PARTS)
@@ -244,7 +244,7 @@ def show(what: str, found: list[dict[str, float]], bar: float) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.recovery", description="Time until the next training step.")
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--kills", type=int, default=7, help="how often, for the medians")

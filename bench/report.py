@@ -22,7 +22,7 @@ Medians = dict[tuple[str, str], float]
 
 
 def printed(table: Table, results: Sequence[Result], about: dict[str, Any], target: Path) -> None:
-    """Print a table with what is told below it: versions, notes, how it was measured, and where the figures are."""
+    """Print a table with the text below it: versions, notes, how it was measured, and where the figures are."""
     console = Console(width=None if Console().is_terminal else 200, highlight=False, emoji=False, markup=False)
     console.print(table)
     for peer, text in versions(results).items():
@@ -37,7 +37,7 @@ def printed(table: Table, results: Sequence[Result], about: dict[str, Any], targ
 
 
 def medians(results: Iterable[Result]) -> Medians:
-    """(peer, metric) -> the median over the rounds."""
+    """Compute (peer, metric) -> the median over the rounds."""
     values: dict[tuple[str, str], list[float]] = {}
     for r in results:
         value = r["value"]
@@ -47,7 +47,7 @@ def medians(results: Iterable[Result]) -> Medians:
 
 
 def notes(results: Iterable[Result]) -> list[str]:
-    """What could not be measured and why, each entry once."""
+    """Return what could not be measured and why, each entry once."""
     said: dict[str, None] = {}
     for r in results:
         if r["value"] is None and r["metric"] != "version":
@@ -56,12 +56,12 @@ def notes(results: Iterable[Result]) -> list[str]:
 
 
 def versions(results: Iterable[Result]) -> dict[str, str]:
-    """peer -> what was measured."""
+    """Return peer -> the measured versions."""
     return {str(r["peer"]): str(r["note"]) for r in results if r["metric"] == "version"}
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, thousands with commas."""
+    """Format three significant digits, thousands with commas."""
     if value is None:
         return "–"
     if value and abs(value) < 0.001:
@@ -72,7 +72,7 @@ def number(value: float | None) -> str:
 
 
 def verdict(row: Row, ours: float | None, reference: float | None, limit: float | None = None) -> str:
-    """The bars of a row, and whether they are met: "<= 0.25 ok", "<= 0.25 MISS", "?" if not measured, or nothing."""
+    """Render the bars of a row, if any, and whether they are met: "<= 0.25 ok", "<= 0.25 MISS", "?" if not measured."""
     ratio, of_limit = over(ours, reference), over(ours, limit)
     said: list[str] = []
     if row.bar is not None:
@@ -92,12 +92,12 @@ def _mark(met: bool, value: float | None) -> str:
 
 
 def over(value: float | None, by: float | None) -> float | None:
-    """value / by, where both are there."""
+    """Return value / by, if both are known."""
     return None if value is None or not by else value / by
 
 
 def table(found: Medians, peers: Sequence[str], show_all: bool) -> Table:
-    """One row a metric: each peer, the limit, and ours against torchmonarch and the limit."""
+    """Build one row for each metric: each peer, the limit, and ours relative to torchmonarch and the limit."""
     shown = Table(box=box.MARKDOWN)
     shown.add_column("metric", no_wrap=True)
     names = [p for p in peers if p != "limit"]
@@ -124,7 +124,7 @@ def table(found: Medians, peers: Sequence[str], show_all: bool) -> Table:
 
 
 def limits(found: Medians) -> Table | None:
-    """The limit of the machine itself, or None if it was not measured."""
+    """Return the table of the machine's own limits, or None if they were not measured."""
     shown = Table("limit", box=box.MARKDOWN)
     shown.add_column("value", justify="right")
     for metric, label in LIMITS.items():
@@ -135,7 +135,7 @@ def limits(found: Medians) -> Table | None:
 
 
 def missed(found: Medians) -> list[str]:
-    """The rows in which ours missed a bar."""
+    """Return the rows in which ours missed a bar."""
     return [row.label.strip() for row in ROWS if "MISS" in verdict(row, *(found.get(at) for at in _compared(row)))]
 
 
@@ -143,7 +143,7 @@ def _compared(row: Row) -> list[tuple[str, str]]:
     return [("ours", row.metric), (REFERENCE, row.metric), ("limit", row.limit or "")]
 
 
-#: The markers between which a page has its figures.
+#: The markers around the figures in a page.
 BEGIN, END = "<!-- figures: written by python -m bench --doc -->", "<!-- end of figures -->"
 
 
@@ -151,7 +151,7 @@ def write_into(page: Path, about: dict[str, object], results: Sequence[Result], 
     """Replace the figures of a page.
 
     Raises:
-        ValueError: the page has no marks between which they belong.
+        ValueError: the page does not have the markers around the figures.
     """
     text = page.read_text()
     before, begin, rest = text.partition(BEGIN)
@@ -178,8 +178,8 @@ def write_into(page: Path, about: dict[str, object], results: Sequence[Result], 
 
 
 def show(results: Sequence[Result], peers: Sequence[str], show_all: bool) -> None:
-    """Print it all to standard output."""
-    # A table in a file must not be folded at 80 columns.
+    """Print everything to standard output."""
+    # A table in a file must not be wrapped at 80 columns.
     console = Console(width=None if Console().is_terminal else 200, highlight=False, emoji=False, markup=False)
     found = medians(results)
     console.print(table(found, peers, show_all))

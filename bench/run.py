@@ -1,7 +1,6 @@
-"""Starts each (peer, group) in a fresh process, and collects what it prints.
+"""Start each (peer, group) in a fresh process, and collect its output.
 
-The process that calls `measure` must have no children of its own that matter: after each group,
-all its descendants are ended.
+The process that calls `measure` must have no other children: after each group, all its descendants are killed.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ SCRIPTS = {
     "dask": "dask_actors",
     "limit": "limits",
 }
-#: How long the helpers of a peer that has ended may take to end too.
+#: The time limit for the helpers of an ended peer to end, too (seconds).
 GRACE_S = 3
 PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever a peer leaves behind, so that it can be found and ended."""
+    """Become the parent of the processes that a peer leaves behind, so that they can be found and killed."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_leftovers(grace: float = 0) -> list[str]:
-    """Kill every descendant of this process after a while; the names of those that were still running."""
+    """Kill every descendant of this process after a grace period; return the names of those that were still running."""
     names: list[str] = []
     until = time.monotonic() + grace
     while any(_running(pid) for pid in tree()[1:]) and time.monotonic() < until:
@@ -58,7 +57,7 @@ def end_leftovers(grace: float = 0) -> list[str]:
 
 
 def _running(pid: int) -> bool:
-    """Whether the process is there and more than a zombie."""
+    """Return whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -66,12 +65,12 @@ def _running(pid: int) -> bool:
 
 
 def measure(peer: str, python: Path, group: str, scale: float, deadline: float) -> list[Result]:
-    """Run one group of one peer; its measurements, and notes for what went wrong."""
+    """Run one group of one peer; return its measurements, and notes on failures."""
     return run_script(peer, [str(python), "-m", f"bench.peers.{SCRIPTS[peer]}", group], group, scale, deadline)
 
 
 def run_script(peer: str, command: Sequence[str], group: str, scale: float, deadline: float) -> list[Result]:
-    """Run a command that prints measurements of one group of a peer; these, and notes for what went wrong."""
+    """Run a command that prints measurements of one group of a peer; return these, and notes on failures."""
     logs = STATE / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"{peer}-{group}.log"
@@ -82,10 +81,10 @@ def run_script(peer: str, command: Sequence[str], group: str, scale: float, dead
         "BENCH_DEADLINE": str(deadline),
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
-        "PYTHONDONTWRITEBYTECODE": "",  # what is installed is compiled, what is imported from a checkout is not yet
+        "PYTHONDONTWRITEBYTECODE": "",  # installed packages are compiled; modules imported from a checkout are not yet
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # one warning less
     }
-    # Into files, not pipes: a helper that outlives the peer may hold them open.
+    # Files instead of pipes: a helper that outlives the peer may keep these open.
     out = log.with_suffix(".out")
     with log.open("w") as stderr, out.open("w") as stdout:
         process = subprocess.Popen(
@@ -105,7 +104,7 @@ def run_script(peer: str, command: Sequence[str], group: str, scale: float, dead
         finally:
             process.kill()
             process.wait()
-    # Peers print other things too.
+    # Peers also print other things.
     lines = out.read_text(errors="replace").splitlines()
     results: list[Result] = [json.loads(line) for line in lines if line.startswith('{"peer"')]
     trouble = {"peer": peer, "metric": f"group:{group}", "value": None}

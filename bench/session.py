@@ -1,4 +1,4 @@
-"""`BenchSession`: one run of a bench, from the machine that it begins on to the figures that it keeps."""
+"""`BenchSession`: one run of a bench, from the description of the machine to the stored figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.run import adopt_orphans, end_leftovers
 
 
 def machine() -> dict[str, object]:
-    """What the figures were measured on."""
+    """Describe the machine of the measurement."""
     model = next(
         (x.partition(":")[2].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x),
         platform.processor(),
@@ -36,23 +36,23 @@ def machine() -> dict[str, object]:
 
 
 def progress(text: str) -> None:
-    """One line on a terminal that is written over; nothing elsewhere."""
+    """Print one line that is overwritten on a terminal; print nothing elsewhere."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 class BenchSession:
-    """Rounds in which peers take turns, each group of each peer in a fresh process.
+    """Rounds in which peers take turns, with each group of each peer in a fresh process.
 
-    Ended from outside, it still ends what it started.
+    A terminated session still ends the processes that it has started.
 
     Args:
-        peers: whose environments are made, where they are not there.
+        peers: the peers whose environments are created if they are missing.
 
     Attributes:
-        about: the machine, and later how long it took.
+        about: the description of the machine, and later the duration.
         pythons: the interpreter of each peer that could be installed.
-        results: all that was measured, and notes for what could not be.
+        results: all measurements, and notes on failed ones.
     """
 
     def __init__(self, peers: Sequence[str]) -> None:
@@ -85,7 +85,7 @@ class BenchSession:
             }
 
     def keep(self, target: Path | None, name: str = "") -> Path:
-        """Write the figures, by default to a file of this name and the time; returns where they are."""
+        """Write the figures, by default to a file named after ``name`` and the time; return its path."""
         now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         target = target or STATE / "results" / f"{name}{now}.json"
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """`python -m bench.spent`: what each microsecond of one `call_one` is spent on, in the caller and in the rank.
 
-Both processes stamp the time where the work goes from one stage to the next, by replacing functions of the runtime
-with ones that look at the clock (which is the same for all processes) before and after. The stamps cost a part of
-what they measure; the untraced round trip is printed beside them.
+Both processes record a time stamp at each transition between stages. To do so, they replace functions of the runtime by
+wrappers that read the clock (which is common to all processes) before and after. The stamps are part of the measured
+time; the untraced round trip is printed beside them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def trace(peer: str) -> None:
 
 
 class Target(Actor):
-    """The other side."""
+    """The called actor."""
 
     @endpoint
     def echo(self, s: str) -> str:
@@ -115,7 +115,7 @@ STAGES = [
 
 
 def measure(calls: int) -> tuple[list[dict[str, float]], float]:
-    """The stamps of this many calls (rounded down to hundreds), and the seconds of an untraced round trip."""
+    """Return the stamps of this many calls (rounded down to hundreds), and the seconds of an untraced round trip."""
     procs = this_host().spawn_procs({"gpus": 1})
     one = procs.spawn("target", Target).slice(gpus=0)
     plain: list[float] = []
@@ -144,7 +144,7 @@ def measure(calls: int) -> tuple[list[dict[str, float]], float]:
         for taken in mine:
             begin, end = taken[0][1], taken[-1][1]
             call = {f"c {name}": at for name, at in taken}
-            # The last stamp of a name counts, except those after the reply has been sent.
+            # The last stamp of a name counts, except for stamps after the reply was sent.
             call |= {f"r {name}": at for name, at in theirs if begin < at < end}
             found.append(call)
     procs.stop().get()
@@ -163,7 +163,7 @@ def main() -> int:
         print("no call left all stamps: a stage's function is not on the path of a call any more", file=sys.stderr)
         return 1
     total = statistics.median(call["c end"] - call["c begin"] for call in whole)
-    # The calls around the median, so that the stages add up to it.
+    # The calls around the median are used, so that the stages add up to it.
     whole.sort(key=lambda call: call["c end"] - call["c begin"])
     middle = whole[int(len(whole) * 0.4) : int(len(whole) * 0.6)]
     print(f"{'stage':68s} {'µs':>6s}")

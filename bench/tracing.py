@@ -1,9 +1,9 @@
-"""What a trace costs a call: `python -m bench.tracing`, and `--against REF` what the hooks cost while it is off.
+"""Costs of a trace for a call: `python -m bench.tracing`; with `--against REF`, costs of the hooks without a trace.
 
-Rounds with the trace on and off alternate in one process. What a call costs is the processor time of all processes,
-which other work on the machine hardly disturbs; the least of all rounds is given, and the time on the clock beside it.
-With `--against`, two checkouts alternate instead, each in processes of its own, with no trace: this one, and another
-one that a git reference names.
+Rounds with the trace on and off alternate in one process. The cost of a call is the processor time of all processes,
+which other work on the machine hardly affects. The minimum of all rounds is reported, with the elapsed time beside it.
+With `--against`, two checkouts alternate instead, each in separate processes without a trace: this one, and another one
+named by a git reference.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def round_of(call: Any, count: int) -> tuple[float, float]:
-    """Microseconds of one call: of processors, and on the clock."""
+    """Measure the microseconds of one call: processor time, and elapsed time."""
     spent = cpu_seconds()
     start = time.perf_counter_ns()
     for _ in range(count):
@@ -35,7 +35,7 @@ def round_of(call: Any, count: int) -> tuple[float, float]:
 
 
 def workers(ranks: int) -> Any:
-    """Actors that do nothing."""
+    """Spawn actors that do nothing."""
     from bench.tracing_actor import Idle
     from monarch_kernel.actor import this_host
 
@@ -46,7 +46,7 @@ def workers(ranks: int) -> Any:
 
 
 def paired(ranks: int, rounds: int, count: int) -> dict[str, float]:
-    """Calls with the trace on and off, in turn."""
+    """Measure calls with the trace on and off, in turn."""
     from monarch_kernel.watch import trace
 
     mesh = workers(ranks)
@@ -72,19 +72,19 @@ def paired(ranks: int, rounds: int, count: int) -> dict[str, float]:
 
 
 def plain(count: int) -> float:
-    """Microseconds of processors of a call without a trace; the least of several rounds."""
+    """Measure the processor time of a call without a trace (microseconds); the minimum of several rounds."""
     mesh = workers(1)
     return min(round_of(lambda: mesh.nothing.call_one().get(), count)[0] for _ in range(10))
 
 
 def against(reference: str, rounds: int) -> dict[str, float]:
-    """Calls without a trace here and in another version, in turn."""
+    """Measure calls without a trace here and in another version, in turn."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
             ["git", "worktree", "add", "--quiet", "--detach", folder + "/other", reference], cwd=ROOT, check=True
         )
         try:
-            # This version of the measurement, for both: the other one may not have it.
+            # Both use this version of the measurement, because the other version may not have it.
             tools = Path(folder) / "tools"
             tools.mkdir()
             (tools / "bench").symlink_to(ROOT / "bench")

@@ -1,4 +1,4 @@
-"""The actor of `bench.tracing`; importable in its ranks."""
+"""The actor of `bench.tracing`, in a module that its ranks can import."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from monarch_kernel.actor import Actor, endpoint
 
 
 class Idle(Actor):
-    """Does nothing."""
+    """An actor that does nothing."""
 
     @endpoint
     def nothing(self) -> None:
-        """An endpoint at no cost."""
+        """Do nothing: an endpoint at no cost."""

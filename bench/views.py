@@ -46,11 +46,11 @@ from monarch_kernel.watch.facts import ActorsFact, Condition, MeshFact
 from monarch_kernel.watch.model import ActorView, plain
 
 SIZES = [8, 1000, 4096]
-#: Seconds of measuring for each size.
+#: The seconds of measuring for each size.
 BUDGET = 10.0
 #: The share of the ranks that changes each second.
 CHANGING = 0.1
-#: Calls in one turn, and turns, of the comparison with and without a watch.
+#: The number of calls in a turn, and of turns, in the comparison with and without a watch.
 CALLS, TURNS = 2000, 30
 
 
@@ -58,7 +58,7 @@ CALLS, TURNS = 2000, 30
 
 
 class BusyRank(Rank):
-    """A rank that begins or ends an endpoint every now and then, while it is watched."""
+    """A rank that begins or ends an endpoint from time to time while it is watched."""
 
     def __init__(self, poller: Poller, agent: Node, name: str, number: int) -> None:
         super().__init__(poller, agent, name, number)
@@ -97,7 +97,7 @@ class BusyRank(Rank):
 
 
 class BusyHost(HostObserver):
-    """The observer of a simulated host; its ranks have no processes of their own."""
+    """The observer of a simulated host, whose ranks have no separate processes."""
 
     def __init__(self, agent: Node) -> None:
         self.ranks: dict[str, BusyRank] = {}
@@ -123,7 +123,7 @@ class BusyHost(HostObserver):
 
 
 def mesh_of(agents: list[ProcRef], ranks: int, per_host: int) -> ProcMesh:
-    """Have the controller take the ranks of these hosts for a mesh of its own."""
+    """Make the controller treat the ranks of these hosts as one of its meshes."""
     system = get_system()
     procs = tuple(ref.beside(f"rank-{h}-{k}", "") for h, ref in enumerate(agents) for k in range(per_host))[:ranks]
     region = Region.from_extent(Extent(("ranks",), (len(procs),)))
@@ -135,7 +135,7 @@ def mesh_of(agents: list[ProcRef], ranks: int, per_host: int) -> ProcMesh:
 
 
 def changes_message(delta: Delta) -> bytes:
-    """Changes as a front end gets them (docs/watching.md)."""
+    """Encode changes as sent to a front end (docs/watching.md)."""
     ranks: dict[str, dict[int, Any]] = {}
     for (mesh, rank), view in delta.ranks.items():
         names = delta.fields.get((mesh, rank))
@@ -157,12 +157,12 @@ def changes_message(delta: Delta) -> bytes:
 
 
 def is_whole(snapshot: Snapshot) -> bool:
-    """Whether all ranks have reported."""
+    """Return whether all ranks have reported."""
     return all(rank.pid and rank.actors for ranks in snapshot.ranks.values() for rank in ranks)
 
 
 def measure(agents: list[ProcRef], ranks: int, per_host: int, budget: float) -> dict[str, float]:
-    """Watch the ranks of these hosts."""
+    """Watch the ranks of these hosts, and measure."""
     system = get_system()
     mesh = mesh_of(agents, ranks, per_host)
     system.node.poller.start_background()
@@ -179,7 +179,7 @@ def measure(agents: list[ProcRef], ranks: int, per_host: int, budget: float) -> 
             time.sleep(0.005)
             snapshot = seen.snapshot()
         whole = time.perf_counter() - began
-        time.sleep(1.5)  # the first figures of all ranks are behind us
+        time.sleep(1.5)  # skip the first figures of all ranks
 
         sent: list[int] = []
         changed = 0
@@ -202,7 +202,7 @@ def measure(agents: list[ProcRef], ranks: int, per_host: int, budget: float) -> 
         deaths = [death_latency(seen, mesh, rank) for rank in range(min(8, ranks - 1))]
     mesh._forget()
     system.changed()
-    system.node.deaths.clear()  # the ranks are those of the next size, too
+    system.node.deaths.clear()  # the same ranks are used for the next size
     late.sort()
     return {
         "first_ms": first * 1e3,
@@ -220,7 +220,7 @@ def measure(agents: list[ProcRef], ranks: int, per_host: int, budget: float) -> 
 
 
 def death_latency(seen: Any, mesh: ProcMesh, rank: int) -> float:
-    """From the report of a death to the delta that has it."""
+    """Measure the time from the report of a death to the delta that contains it."""
     proc = mesh._target().procs[rank].id
     began = time.perf_counter()
     get_system().node.declare_dead(proc, Death.of(DeathKind.EXITED, "killed by SIGKILL", proc))
@@ -235,7 +235,7 @@ def death_latency(seen: Any, mesh: ProcMesh, rank: int) -> float:
 
 
 def board_times(ranks: int) -> dict[str, float]:
-    """Milliseconds of a board with this many ranks (the best of several)."""
+    """Measure the milliseconds of a board with this many ranks (the best of several runs)."""
     board = Board()
     procs = tuple(f"p{k}" for k in range(ranks))
     hosts = tuple(f"h{k // 8}" for k in range(ranks))
@@ -262,7 +262,7 @@ def board_times(ranks: int) -> dict[str, float]:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Milliseconds."""
+    """Return the milliseconds of a call."""
     begin = time.perf_counter()
     work()
     return (time.perf_counter() - begin) * 1e3
@@ -272,18 +272,18 @@ def timed(work: Callable[[], object]) -> float:
 
 
 class Echo(Actor):
-    """What is called on real ranks."""
+    """An actor on real ranks that is called."""
 
     @endpoint
     def echo(self, value: int) -> int:
-        """The value."""
+        """Return the value."""
         return value
 
 
 def call_times(ranks: int, turns: int) -> tuple[float, float, float]:
-    """Microseconds of a call with no watch and with one, and the median of the ratios of neighbouring turns.
+    """Measure the microseconds of a call without and with a watch, and the median ratio of neighbouring turns.
 
-    A turn counts with its lower quartile, which other work of the machine disturbs least.
+    Each turn counts with its lower quartile, which other work of the machine affects least.
     """
     procs = this_host().spawn_procs({"gpus": ranks})
     echo = procs.spawn("echo", Echo)
@@ -315,7 +315,7 @@ def call_times(ranks: int, turns: int) -> tuple[float, float, float]:
 
 
 def show_page_times() -> None:
-    """Print what the views cost in a browser; where there is none, why."""
+    """Print the costs of the views in a browser, or the reason why there is no browser."""
     try:
         from bench.views_page.browser import measure as page_times
 

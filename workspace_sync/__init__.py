@@ -1,7 +1,7 @@
-"""Sync workspaces: edited files and installed packages reach every host about a second later, verified or not at all.
+"""Sync workspaces: edited files and installed packages reach every host in about a second, verified or not at all.
 
-Usable without the kernel (``python -m workspace_sync``). ``docs/sync.md`` has what it promises and how it works. Names
-are loaded when they are first used.
+Usable without the kernel (``python -m workspace_sync``). ``docs/sync.md`` describes its guarantees and how it works.
+Names are loaded when they are first used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The command line: ``python -m workspace_sync sync --host tcp://node1:26600 ~/project``.
 
-Exit codes: 0, all hosts have what was asked for; 1, some hosts do not, or damage was found; 2, nothing was done, as the
-command, a folder or a key is wrong; 130, Ctrl-C.
+Exit codes: 0, all hosts have the requested content; 1, some hosts do not, or damage was found; 2, nothing was done,
+because the command, a folder or a key is wrong; 130, Ctrl-C.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from workspace_sync.reload import SyncEvent, watch
 from workspace_sync.reload.live import rollback, sync
 from workspace_sync.transfer.messages import Collected, HostState
 
-#: What is done by then needs no progress (seconds).
+#: Progress is shown only for work that takes longer (seconds).
 _SOON = 1.0
 
 
@@ -152,7 +152,7 @@ def _watch(options: argparse.Namespace) -> int:
             watcher.wait()
         except KeyboardInterrupt:
             return 130
-    return 2  # it has said why it cannot go on
+    return 2  # the watcher has reported why it cannot continue
 
 
 def _rollback(options: argparse.Namespace) -> int:
@@ -229,7 +229,7 @@ def _json(what: Any) -> str:
 
 
 def _plain(what: Any) -> Any:
-    """Structs by the names of their fields, and bytes as hexadecimal digits."""
+    """Convert structs to dicts of their fields, and bytes to hexadecimal digits."""
     if isinstance(what, msgspec.Struct):
         return {name: _plain(getattr(what, name)) for name in what.__struct_fields__}
     if isinstance(what, dict):
@@ -280,7 +280,7 @@ def _collected_table(found: Sequence[Collected]) -> TableView:
 
 
 class _Bar:
-    """Progress on the terminal, of what takes over a second; notes are printed and stay."""
+    """Progress bar on the terminal for work that takes over a second; notes are printed and remain."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()

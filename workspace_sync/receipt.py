@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from workspace_sync.store.records import Generation
     from workspace_sync.transfer.messages import HostState
 
-#: How many digits of a digest are shown.
+#: The number of digits of a digest that are shown.
 DIGITS = 8
-#: How many names are listed before the rest is counted.
+#: The number of names that are listed before the rest is counted.
 MOST_NAMES = 8
 #: The width of a progress bar.
 _WIDTH = 24
-#: Phases shorter than this are not worth a word (seconds).
+#: Shorter phases are not shown (seconds).
 _SHORT = 0.05
 
 
 def receipt_table(report: SyncReport) -> TableView:
-    """One row for each host."""
+    """Render a receipt as a table, one row for each host."""
     rows = [
         [
             host.host,
@@ -55,7 +55,7 @@ def receipt_table(report: SyncReport) -> TableView:
 
 
 def _paths(report: SyncReport) -> dict[str, list[str]]:
-    """The paths that a person should know of, each once, although many hosts may name it."""
+    """Collect the paths to report, each once, although several hosts may name it."""
     deleted = "would delete" if report.dry_run else "deleted"
     told = {
         "damaged": "problems",
@@ -71,7 +71,7 @@ def _paths(report: SyncReport) -> dict[str, list[str]]:
 
 def _state(host: HostReport, report: SyncReport) -> str:
     if host.error:
-        return "failed"  # the note says why: it takes a line of its own
+        return "failed"  # the note has the reason, in a separate line
     if report.dry_run:
         return "would change" if host.files or host.received else "up to date"
     if not host.digest and not host.environment:
@@ -90,7 +90,7 @@ def _state(host: HostReport, report: SyncReport) -> str:
 
 
 def receipt_line(report: SyncReport) -> str:
-    """The receipt in one line."""
+    """Render the receipt in one line."""
     failed = len(report.failed)
     of = f"{len(report.hosts) - failed} of {len(report.hosts)}" if failed else f"{len(report.hosts)}"
     hosts = f"{of} host{'s' * (len(report.hosts) != 1)}"
@@ -99,7 +99,7 @@ def receipt_line(report: SyncReport) -> str:
         switched = any(host.switched for host in report.hosts)
         went = "went back to" if switched else "has" if len(report.hosts) == 1 else "have"
         return f"{hosts} {went} tree {report.back[:DIGITS]} {took}"
-    if not report.digest:  # the hosts' own trees are verified
+    if not report.digest:  # the hosts verified their own trees
         return f"{hosts} looked at {took}"
     with_env = f" with environment {report.environment[:DIGITS]}" if report.environment else ""
     files = f"{report.files:,} file{'s' * (report.files != 1)}"
@@ -121,7 +121,7 @@ def forgotten_table(found: Sequence[Forgotten], command: str) -> TableView:
     """Render the content of a workspace on hosts, one row for each; the note lists remaining files.
 
     Args:
-        command: what removes the files of ranks, too, for the note.
+        command: the command that also removes the files of ranks, for the note.
     """
     rows = [
         [
@@ -158,12 +158,12 @@ def kept_text(files: int, size: int) -> str:
 
 
 def sync_line(report: SyncReport) -> str:
-    """The line that has ranks follow these trees: after a rollback, a plain sync would send the mistake again."""
+    """Render the command that makes ranks follow these trees; after a rollback, a plain sync would undo it."""
     return f"%mesh sync --rollback --to {report.back[:DIGITS]}" if report.back else "%mesh sync"
 
 
 def stale_line(stale: Sequence[StaleModule], report: SyncReport) -> str:
-    """Which modules ranks have in an older version, and the ways out."""
+    """Render which modules ranks have in an older version, and the remedies."""
     old = [module for module in stale if module.state == "stale"]
     parts: list[str] = []
     if old:
@@ -187,12 +187,12 @@ def stale_line(stale: Sequence[StaleModule], report: SyncReport) -> str:
 
 
 def trees_table(states: Sequence[HostState], now: float) -> TableView:
-    """The trees that hosts have and can go back to, the newest first; those that are the same are one.
+    """Render the trees that hosts have and can go back to, newest first; equal trees share a row.
 
-    Those that ranks could not import are only counted, but for the current one.
+    Trees that ranks could not import are only counted, except the current one.
 
     Args:
-        states: what each host has of the workspace.
+        states: the content of the workspace on each host.
         now: seconds since 1970.
     """
     found: dict[str, list[tuple[HostState, Generation]]] = {}
@@ -233,13 +233,13 @@ def trees_table(states: Sequence[HostState], now: float) -> TableView:
 
 
 def names(found: Sequence[str]) -> str:
-    """Some names, and how many more there are."""
+    """List some names, and the number of the rest."""
     more = len(found) - MOST_NAMES
     return ", ".join(found[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def bar(share: float) -> str:
-    """A progress bar as text, in half steps."""
+    """Render a progress bar as text, in half steps."""
     halves = round(max(0.0, min(1.0, share)) * 2 * _WIDTH)
     full, half = divmod(halves, 2)
     return "━" * full + "╸" * half + "─" * (_WIDTH - full - half)
@@ -255,7 +255,7 @@ _DOING = {
 
 
 def progress_line(progress: SyncProgress) -> str:
-    """A moment of a sync in one line, with a bar if it is known how much there is to do."""
+    """Render progress in one line, with a bar if the total is known."""
     parts = [_DOING.get(progress.phase, progress.phase)]
     if progress.total:
         done = min(progress.done, progress.total)

@@ -32,11 +32,11 @@ from workspace_sync.transfer.parts import Changes, Part
 from workspace_sync.transfer.staging_run import StagingRun, Step
 from workspace_sync.transfer.supply import EarlyPipe
 
-#: How long a workspace that another client syncs is waited for (seconds).
+#: The longest wait for a workspace that another client syncs (seconds).
 BUSY_WAIT = 5.0
-#: A first sync of at least so much is sent while it is scanned (bytes).
+#: A larger first sync is sent while it is scanned (bytes).
 _EARLY = 4 << 20
-#: How often a sync begins again because files changed while they were read.
+#: The number of times that a sync restarts because files changed while they were read.
 _SCANS = 3
 
 Folders = Workspace | str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -44,31 +44,33 @@ Show = Callable[[SyncProgress], None]
 
 
 def verify(hosts: Any, workspace: Folders = ".", *, progress: Show | None = None) -> SyncReport:
-    """Hash all files of the workspace on the hosts; changes nothing. ``problems`` of each host's report has what is
-    wrong; the next sync repairs it."""
+    """Hash all files of the workspace on the hosts; change nothing.
+
+    ``problems`` of each host's report lists the damage, which the next sync repairs.
+    """
     return SyncClient(hosts, workspace_of(workspace), progress).verify()
 
 
 def status(hosts: Any, workspace: Folders = ".") -> list[HostState]:
-    """Return the content of a workspace on the hosts, one entry for each host that answers. Reads only records."""
+    """Return the content of a workspace on the hosts, one entry for each host that answers. Read only records."""
     return SyncClient(hosts, workspace_of(workspace), None).status()
 
 
 def forget(hosts: Any, workspace: Folders = ".", *, kept: bool = False, dry_run: bool = False) -> list[Forgotten]:
     """Remove a workspace from hosts: its trees, their records, and the earlier trees for a rollback.
 
-    The content of the trees becomes old content of the store, so a sync that comes soon sends little. Files that ranks
-    have made, in trees or in the way of one, are not removed but stay in the folder ``kept`` of the workspace. Ranks
-    that are spawned afterwards start in the hosts' own folders.
+    The content of the trees becomes old content of the store, so that a sync shortly afterwards sends little. Files
+    created by ranks, in trees or in conflict with one, are not removed: they stay in the folder ``kept`` of the
+    workspace. Ranks spawned afterwards start in the hosts' own folders.
 
     Args:
         hosts: a mesh.
-        workspace: which one.
-        kept: remove the files of ranks, too. They are nowhere else.
+        workspace: the workspace to remove.
+        kept: also remove the files of ranks. There are no other copies.
         dry_run: only list the content.
 
     Returns:
-        One entry a host.
+        One entry for each host.
 
     Raises:
         WorkspaceBusyError: processes use the trees, or another client syncs; nothing was removed anywhere.
@@ -82,8 +84,9 @@ def collect(hosts: Any, *, limit: int | None = None, kept: bool = False) -> list
 
     Args:
         hosts: a mesh.
-        limit: how much may stay (bytes); by default ``MONARCH_KERNEL_SYNC_KEEP`` of each host.
-        kept: also remove the files of ranks that were in the way of a tree, of all workspaces. They are nowhere else.
+        limit: the amount that may stay (bytes); by default ``MONARCH_KERNEL_SYNC_KEEP`` of each host.
+        kept: also remove the files of ranks that were in conflict with a tree, in all workspaces. There are no other
+            copies.
     """
     found = each_host(hosts)
     calls = Calls(agents_of([host for host in found if not host.gone]), PATIENCE)
@@ -97,11 +100,11 @@ def collect(hosts: Any, *, limit: int | None = None, kept: bool = False) -> list
 
 
 def workspace_of(what: Folders, env: CondaEnvironment | None = None) -> Workspace:
-    """Return the workspace of the given arguments.
+    """Convert the arguments of a sync to a workspace.
 
     Args:
-        what: it, or one or several folders.
-        env: the environment that goes with it, instead of its own.
+        what: a workspace, or one or several folders.
+        env: an environment that replaces the workspace's own.
     """
     if isinstance(what, Workspace):
         return what if env is None else Workspace(what.dirs, env, links=what.links)
@@ -115,9 +118,9 @@ class SyncClient:
 
     Args:
         hosts: a mesh.
-        workspace: what it is about.
+        workspace: the workspace of the operation.
         progress: see ``sync``.
-        before_switch: called when hosts have staged, and before any of them switches.
+        before_switch: called when all hosts have staged, before any of them switches.
     """
 
     def __init__(
@@ -144,7 +147,7 @@ class SyncClient:
         self._phases = Phases()
         self._lock: LockFile | None = None
 
-    # -- what can be done -----------------------------------------------------------------------------------
+    # -- operations -----------------------------------------------------------------------------------------
 
     def sync(self, *, dry_run: bool, verify: bool) -> SyncReport:
         """See ``sync``."""
@@ -169,7 +172,7 @@ class SyncClient:
         raise AssertionError("unreachable")
 
     def rollback(self, steps: int, tree: str) -> SyncReport:
-        """See ``rollback``. Hosts that have the tree already stay as they are."""
+        """See ``rollback``. Hosts that already have the tree are unchanged."""
         self._ask_for_states()
         self._take_states()
         report = SyncReport(self._workspace.id)
@@ -187,7 +190,7 @@ class SyncClient:
         return report
 
     def is_condemned(self, digest: str) -> bool:
-        """Return whether hosts had noted that ranks cannot import modules of a tree."""
+        """Return whether hosts had recorded that ranks cannot import modules of a tree."""
         wanted = bytes.fromhex(digest)
         return any(
             generation.broken and wanted in generation.digests.values()
@@ -273,7 +276,7 @@ class SyncClient:
         self._phases.plan += time.monotonic() - began
 
     def _by_store(self) -> dict[str, str]:
-        """For each store the host that makes trees there: hosts with a common home folder share one."""
+        """Return the host that creates the trees of each store: hosts with a common home folder share one."""
         found: dict[str, str] = {}
         for host in self._hosts:
             state = self._states.get(host.key)
@@ -282,11 +285,11 @@ class SyncClient:
         return found
 
     def _makers(self) -> dict[str, HostState]:
-        """The hosts that make trees."""
+        """Return the hosts that create trees."""
         return {key: self._states[key] for key in self._by_store().values()}
 
     def _maker_of(self, host: ToolHost, by_store: Mapping[str, str]) -> str:
-        """The host that makes the trees which a host sees."""
+        """Return the host that creates the trees which a host sees."""
         state = self._states.get(host.key)
         return host.key if state is None or host.key in self._failures else by_store[state.store]
 
@@ -294,7 +297,7 @@ class SyncClient:
         self._verified |= self._succeeded(self._calls.gather("verify", self._folder))
 
     def _succeeded(self, answers: Mapping[str, Answer]) -> dict[str, Any]:
-        """The values that hosts have answered; notes the failures of the others."""
+        """Return the values that hosts have answered; record the failures of the others."""
         self._failures |= {host: each.value for host, each in answers.items() if isinstance(each.value, Failed)}
         return {host: each.value for host, each in answers.items() if not isinstance(each.value, Failed)}
 
@@ -307,14 +310,14 @@ class SyncClient:
         return found
 
     def _scanned(self, done: int, total: int) -> None:
-        if self._progress is not None and not self._sends:  # what hosts get is the better measure then
+        if self._progress is not None and not self._sends:  # the amount received by hosts is then the better measure
             self._progress(SyncProgress("scan", done, total))
 
     def _find_and_send(self, source: WorkspaceSource) -> tuple[ScannedWorkspace, StagingRun | None]:
-        """Scan a workspace of which nothing is known here, and send what is read to hosts that have nothing of it.
+        """Scan a workspace that is not in the cache, and meanwhile send its content to hosts that have none of it.
 
         Returns:
-            What was found; and the run that has begun, if hosts have taken something.
+            The scan result, and the started run if hosts have accepted content.
         """
         pipe = EarlyPipe()
         cancelled = threading.Event()
@@ -333,7 +336,7 @@ class SyncClient:
                     self._sends = True
                     try:
                         run.send_early(pipe, plan.bytes)
-                    except ScanError:  # a file that was to be sent once more: the scan is whole without it
+                    except ScanError:  # a file to be sent again has changed: the scan is complete without it
                         self._drop(run)
                         run = None
                 pipe.close()
@@ -384,7 +387,7 @@ class SyncClient:
                         self._switch(run)
                     break
                 run.abort()
-            time.sleep(random.uniform(0.05, 0.3))  # so that two clients do not meet again and again
+            time.sleep(random.uniform(0.05, 0.3))  # so that two clients do not collide again and again
             self._ask_for_states()
             self._take_states()
         report.sent = run.sent
@@ -395,7 +398,7 @@ class SyncClient:
         return self._finished(report, run)
 
     def _of_lock(self, run: StagingRun, lock: str) -> Generator[str]:
-        """Describe what hosts made from a lock file."""
+        """Describe the content that hosts created from a lock file."""
         for host in self._hosts:
             each = run.hosts.get(host.key)
             staged = each.staged if each is not None else None
@@ -419,7 +422,7 @@ class SyncClient:
 
     @contextmanager
     def _ending(self, run: StagingRun) -> Generator[None]:
-        """Abort a run that is left early, so that nothing stays staged."""
+        """Abort a run on an early exit, so that nothing stays staged."""
         try:
             yield
         except BaseException:
@@ -429,7 +432,7 @@ class SyncClient:
             run.close()
 
     def _switch(self, run: StagingRun) -> None:
-        """The second phase. If a host is busy with another client, no host switches."""
+        """Run the second phase. If a host is busy with another client, no host switches."""
         if any(each.step is Step.STAGED for each in run.hosts.values()):
             self._before_switch()
         began = time.monotonic()
@@ -448,7 +451,7 @@ class SyncClient:
             yield from (each.announcement() for each in found.environment.scans)
 
     def _announce(self, announcements: Iterable[Announcement | None]) -> None:
-        """Show what a large first sync is about to send."""
+        """Show the content that a large first sync will send."""
         for about in filter(None, announcements):
             if self._progress is not None:
                 self._progress(SyncProgress("plan", note=str(about)))
@@ -488,7 +491,7 @@ class SyncClient:
         return report
 
     def _placed(self, makers: Mapping[str, str], run: StagingRun | None) -> Generator[tuple[ToolHost, str, bool]]:
-        """The hosts that have trees, with the workspace's folder, and whether it has the environment."""
+        """Iterate over the hosts that have trees, with the workspace folder, and whether the environment is there."""
         for host in self._hosts:
             state = self._states.get(host.key)
             each = run.hosts.get(makers[host.key]) if run is not None else None
@@ -522,7 +525,7 @@ class SyncClient:
             entry.digest = switched.digests.get(TREE, b"").hex()
             entry.environment = switched.digests.get(ENVIRONMENT, b"").hex()
             entry.generation = switched.generation
-        if entry.shares:  # the work is that of the other host
+        if entry.shares:  # the other host does the work
             return entry
         staged = each.staged
         entry.files, entry.received, entry.reused = staged.files, each.received, staged.reused
@@ -535,7 +538,7 @@ class SyncClient:
         return entry
 
     def _error(self, report: SyncReport, run: StagingRun | None) -> SyncError:
-        """The error that names the hosts that stay on their old trees."""
+        """Build the error that names the hosts that keep their old trees."""
         failed = report.failed
         kinds = [failure.kind for failure in self._failures.values()]
         kinds += [each.kind for each in run.hosts.values() if each.error] if run is not None else []
@@ -545,7 +548,7 @@ class SyncClient:
         what = f"{stay} on the tree that {'it has' if one else 'they have'}"
         rest = f", the other {switched} have the new one" if switched else ""
         lines = "\n".join(f"  {host.host}: {host.error}" for host in failed)
-        # What a rollback lacks is not mended by another one, and each reason says what to do.
+        # Another rollback does not help if content is missing, and each reason names the remedy.
         advice = "Sync again when this is mended: what is there is not sent twice." if report.digest else ""
         error = _error_class(kinds)("\n".join(filter(None, [f"{what}{rest}:", lines, advice])))
         error.report, error.headline = report, f"{what}{rest}. {advice}".rstrip()
@@ -553,13 +556,13 @@ class SyncClient:
 
 
 def _error_class(kinds: Iterable[str]) -> type[SyncError]:
-    """The class of the error that names several hosts: that of their errors, if all have one."""
+    """Return the class of an error for several hosts: that of their errors, if all have the same."""
     different = set(kinds)
     return getattr(errors, different.pop(), SyncError) if len(different) == 1 else SyncError
 
 
 def _is_behind(state: HostState, changes: Changes) -> bool:
-    """Return whether a host has other trees, or damaged ones, or what a sync that was interrupted has left."""
+    """Return whether a host has other trees, damaged trees, or remains of an interrupted sync."""
     return bool(state.repair or state.left) or any(_differs(state, part) for part in changes.parts)
 
 
@@ -569,20 +572,20 @@ def _differs(state: HostState, part: Part) -> bool:
 
 
 def _owner() -> str:
-    """This client, for others that find a workspace busy."""
+    """Describe this client, for other clients that find a workspace busy."""
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     return f"{getpass.getuser()} on {socket.gethostname()} (process {os.getpid()}, since {since})"
 
 
 def placement(workspace: Workspace, folder: str, env: CondaEnvironment | None = None) -> Placement:
-    """The placement of ranks on a host that has switched.
+    """Return the placement of ranks on a host that has switched.
 
-    All paths lead through ``current``, so they stay valid at every later switch.
+    All paths contain the link ``current``, so that they remain valid after every later switch.
 
     Args:
-        workspace: what was synced.
+        workspace: the synced workspace.
         folder: of the workspace on the host.
-        env: the environment, if it was synced, too.
+        env: the environment, if it was also synced.
     """
     tree = os.path.join(folder, "current", "tree")
     folders = {here: os.path.join(tree, place) if place else tree for here, place in workspace.roots().items()}
@@ -600,8 +603,8 @@ def apply_placements(workspace: Workspace, hosts: Iterable[tuple[ToolHost, str, 
     """Start new ranks in the trees of some hosts.
 
     Args:
-        workspace: what was synced.
-        hosts: hosts that have it, each with the workspace's folder on it, and whether the environment is there.
+        workspace: the synced workspace.
+        hosts: hosts that have it, each with the workspace's folder, and whether it has the environment.
     """
     asked = [
         place_ranks(host.mesh, placement(workspace, folder, workspace.env if has_env else None))

@@ -1,4 +1,4 @@
-"""Find the content of a workspace at the client, and remember it between syncs."""
+"""Find the content of a workspace at the client, and cache it between syncs."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from workspace_sync.model.workspace import Workspace
 from workspace_sync.scanning import ContentTaker, Index, Scan, read_first, scan
 from workspace_sync.transfer.parts import Part
 
-#: The parts of a workspace, as hosts name them.
+#: The parts of a workspace, as named on hosts.
 TREE, ENVIRONMENT = "tree", "env"
-# The name of an index only: hosts have editable installs in the tree.
+# Only the name of an index: on hosts, editable installs are in the tree.
 SOURCES = "sources"
-#: What is remembered is written so long after a sync (seconds): ranks that follow the sync come first.
+#: The delay after a sync before the cache is written (seconds): ranks that follow the sync have priority.
 _SAVE_DELAY = 0.5
-#: How long the next sync may keep what is remembered from being written (seconds).
+#: The longest time by which the next sync may postpone the writing of the cache (seconds).
 _SAVE_PATIENCE = 10.0
 
 
 @dataclass
 class ScannedWorkspace:
-    """A workspace as it is now.
+    """A workspace as found now.
 
     Attributes:
-        parts: its tree and its environment, as far as it has them.
+        parts: its tree and environment, as far as it has them.
         tree: the scan of its folders.
         sources: the scan of the editable installs of its environment.
         environment: the scan of its environment.
-        notes: what a person should know of the folders.
+        notes: sentences for the user about the folders.
     """
 
     parts: list[Part] = field(default_factory=list[Part])
@@ -55,16 +55,16 @@ class ScannedWorkspace:
 
     @property
     def hashed(self) -> int:
-        """Bytes that had to be read."""
+        """The number of bytes that had to be read."""
         return sum(each.hashed for each in (self.tree, self.sources, self.environment) if each is not None)
 
     def digest(self, part: str) -> str:
-        """The digest of a part (hex); empty: it has none."""
+        """Return the digest of a part (hex); empty if there is none."""
         return next((each.manifest.digest.hex() for each in self.parts if each.name == part), "")
 
 
 class WorkspaceSource:
-    """One workspace at the client. One sync at a time uses it.
+    """Source of one workspace at the client. Only one sync at a time uses it.
 
     Args:
         workspace: its id.
@@ -82,7 +82,7 @@ class WorkspaceSource:
         self._saver: threading.Thread | None = None
 
     def knows_nothing(self, workspace: Workspace) -> bool:
-        """Return whether nothing is remembered of the workspace's folders, so that a scan reads all of them."""
+        """Return whether the workspace's folders are not cached, so that a scan reads all of them."""
         self._indexes[TREE].load(workspace.roots(), workspace.links)
         return not self._indexes[TREE].records
 
@@ -96,14 +96,14 @@ class WorkspaceSource:
         """Scan the folders and the environment.
 
         Args:
-            workspace: what to scan.
-            progress: is called with the bytes that were read, and all that must be, on any thread.
-            taker: is offered the content of the folders' files while they are read.
-            cancelled: whether to stop; asked often.
+            workspace: the workspace to scan.
+            progress: called with the number of bytes read, and their total, on any thread.
+            taker: receives the content of the folders' files while they are read.
+            cancelled: returns whether to stop; polled often.
 
         Raises:
-            ScanError: they cannot be read, or change without pause; or the tree has a folder of the name that editable
-                installs get.
+            ScanError: they cannot be read, or keep changing; or the tree already has a folder with the name for
+                editable installs.
         """
         found = ScannedWorkspace()
         roots = workspace.roots()
@@ -116,7 +116,7 @@ class WorkspaceSource:
             scans.append(found.tree)
             found.notes += found.tree.notes
         if followed.dirs:
-            # Apart from the workspace's own folders, of which one may be the root of the tree.
+            # Separate from the workspace's own folders, one of which may be the root of the tree.
             sources = Workspace(followed.dirs, links="keep")
             found.sources = scan(sources, self._indexes[SOURCES], progress=progress, save=False)
             scans.append(found.sources)
@@ -139,22 +139,22 @@ class WorkspaceSource:
         return found
 
     def remember(self, found: ScannedWorkspace) -> None:
-        """Keep the manifests that hosts have now, so that the next sync sends only what differs from them."""
+        """Keep the manifests that hosts have now, so that the next sync sends only the difference to them."""
         manifests = {part.name: part.manifest for part in found.parts}
         self._last.update(manifests)
         self._unsaved.update(manifests)
 
     def save_soon(self) -> None:
-        """Write the remembered data, on a thread. The caller holds the lock."""
+        """Write the cache in a thread. The caller holds the lock."""
         if self._saver is None and (self._unsaved or any(index.changed for index in self._indexes.values())):
-            # Not a daemon: a program that ends after a sync still writes it.
+            # Not a daemon thread: a program that ends after a sync still writes the cache.
             self._saver = threading.Thread(target=self._save, name="sync remember")
             self._saver.start()
 
     def _save(self) -> None:
         threading.main_thread().join(_SAVE_DELAY)
         if not self.lock.acquire(timeout=_SAVE_PATIENCE):
-            self._saver = None  # whoever holds it asks again
+            self._saver = None  # the current holder of the lock calls this again
             return
         try:
             self._saver = None
@@ -181,7 +181,7 @@ _sources: dict[str, WorkspaceSource] = {}
 
 @contextmanager
 def source_of(workspace: Workspace) -> Generator[WorkspaceSource]:
-    """The source of a workspace, which one sync of this process uses at a time."""
+    """Hold the source of a workspace, which only one sync of this process uses at a time."""
     with _lock:
         source = _sources.setdefault(workspace.id, WorkspaceSource(workspace.id))
     with source.lock:
@@ -194,17 +194,17 @@ def source_of(workspace: Workspace) -> Generator[WorkspaceSource]:
 _SOURCES = (b".c", b".cc", b".cpp", b".cxx", b".pyx", b".cu", b".rs", b".f90")
 _ABI = re.compile(rb"\.cpython-(\d)(\d+)[a-z]*-[^.]*\.so\Z")
 
-#: The digests of folders that have no extension: most have none, and are the same in the next sync.
+#: The digests of folders without extension modules: most have none, and are unchanged in the next sync.
 _without: set[bytes] = set()
 _MOST_KNOWN = 1 << 16
 
 
 def stale_extensions(sources: Manifest, version: str) -> list[str]:
-    """Sentences on extensions that are older than a source beside them, or for another Python.
+    """Describe extension modules that are older than a source beside them, or built for another Python.
 
     Args:
         sources: the folders with the sources.
-        version: of the environment's Python, as "3.11".
+        version: of the environment's Python, such as "3.11".
     """
     notes: list[str] = []
     for path, folder in sources.folders.items():
@@ -230,12 +230,12 @@ def stale_extensions(sources: Manifest, version: str) -> list[str]:
     return notes
 
 
-# Every project has these, and nobody imports them by name.
+# Every project has these, and they are not imported by name.
 _EVERYWHERE = frozenset(b"__init__ __main__ conftest doc docs noxfile setup test tests versioneer".split())
 
 
 def collisions(tree: Manifest, dirs: Mapping[str, str]) -> list[str]:
-    """Sentences on top-level modules that several folders have.
+    """Describe top-level modules that exist in several folders.
 
     Args:
         tree: of the workspace.

@@ -1,1 +1,1 @@
-"""Six seeded bugs, found with this debugger and others: commands typed, seconds to the guilty rank and line."""
+"""Six seeded bugs, found with this and other debuggers: commands, and seconds to the guilty rank and line."""

@@ -1,9 +1,9 @@
 """`python -m bench.bugs`: how many commands and seconds it takes to find the rank and the line of six seeded bugs.
 
-A session is what a person would type, with each tool at its best as far as we know it, typed by a driver into the real
-tool. The clock is the machine's: it runs from the first command (or, where nothing is typed, from the moment of the
-bug) until the answer is there; a person's reading and typing come on top. The driver also checks that the answer holds
-the guilty rank and a line at which that stands: as a verdict (``named``), or among what all ranks do (``by eye``).
+In a session, a driver types the commands that a user would type into the real tool, with the best use of each tool that
+we know. The time runs from the first command (or from the bug, if no command is typed) until the answer; the time that
+a user needs for reading and typing is not included. The driver also checks that the answer contains the guilty rank and
+one of its lines: as a verdict (``named``), or among the output of all ranks (``by eye``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bench.environments import python_for
 BEGIN, END = "<!-- figures: written by python -m bench.bugs --doc -->", "<!-- end of figures -->"
 
 Tool = Callable[[Case, Path], Session | None]
-#: What finds the bugs, in the order of the table; tools that need another run for their answer come last.
+#: The debuggers, in the order of the table. Tools that need another run for their answer come last.
 TOOLS: dict[str, Tool] = {
     "ours": lambda case, _: ours.typed(case),
     "ours (nothing typed)": lambda case, _: ours.waiting(case),
@@ -38,7 +38,7 @@ TOOLS: dict[str, Tool] = {
 
 
 def session(tool: str, bug: str, ranks: int, seed: int, python: Path, keep: Path | None = None) -> Session | None:
-    """One bug in one tool, in a folder of its own; None where the tool has nothing for such a bug."""
+    """Run one tool on one bug, in a separate folder; return None if the tool has nothing for such a bug."""
     with tempfile.TemporaryDirectory(prefix="bug-") as folder:
         case = prepare(bug, Path(folder) / bug, ranks, seed)
         try:
@@ -53,7 +53,7 @@ def session(tool: str, bug: str, ranks: int, seed: int, python: Path, keep: Path
 
 
 def cell(sessions: list[Session]) -> str:
-    """What the table says of one bug in one tool: the worst finding of all rounds, and the medians."""
+    """Render the table cell of one bug in one tool: the worst finding of all rounds, and the medians."""
     if not sessions:
         return "–"
     worst = min(sessions, key=lambda each: ("", "by eye", "named").index(each.found))
@@ -66,7 +66,7 @@ def cell(sessions: list[Session]) -> str:
 
 
 def table(results: dict[tuple[str, str], list[Session]], bugs: list[str], tools: list[str]) -> str:
-    """Tools by bugs, in Markdown, with what the ones that found nothing show instead."""
+    """Render tools by bugs in Markdown, with the output of sessions that found nothing."""
     rows = [f"| | {' | '.join(bugs)} |", "|---" * (len(bugs) + 1) + "|"]
     rows += [f"| {tool} | {' | '.join(cell(results.get((tool, bug), [])) for bug in bugs)} |" for tool in tools]
     notes = [
@@ -79,10 +79,10 @@ def table(results: dict[tuple[str, str], list[Session]], bugs: list[str], tools:
 
 
 def replaced(text: str, begin: str, end: str, middle: str) -> str:
-    """A page with what is between two marks exchanged.
+    """Replace the text between two markers of a page.
 
     Raises:
-        ValueError: it has no such marks.
+        ValueError: the page does not have these markers.
     """
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
@@ -92,7 +92,7 @@ def replaced(text: str, begin: str, end: str, middle: str) -> str:
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.bugs", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("bugs", nargs="*", metavar="BUG", help=f"which bugs ({', '.join(BUGS)}; default: all)")
     parser.add_argument("--tools", help=f"which tools, separated by commas ({', '.join(TOOLS)}; default: all)")
@@ -115,7 +115,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Command line; see ``--help``."""
+    """Run the command line; see ``--help``."""
     args = arguments(argv)
     foreign = any(not tool.startswith("ours") for tool in args.tools)
     python = args.python or (python_for("torchmonarch") if foreign else Path(sys.executable))

@@ -1,4 +1,4 @@
-"""The six bugs, a folder with one of them to debug, and what a tool made of it."""
+"""The six bugs, folders with one of them to debug, and the sessions of tools."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 PROGRAMS = Path(__file__).parent / "programs"
 
-#: name -> what a person sees at first.
+#: name -> what a user sees first.
 BUGS = {
     "early": "a rank leaves the training loop early: hang",
     "order": "a rank issues its collectives in another order: hang",
@@ -22,11 +22,11 @@ BUGS = {
 }
 #: The bugs that end in a hang.
 HANGS = ("early", "order", "loader", "wedged")
-#: Ends the lines of a program at which the guilty rank stands.
+#: Ends the lines of a program at which the guilty rank can be.
 MARK = "  # guilty"
-#: Ranks that wait need so long to get into their collectives, once the bug has happened (seconds).
+#: The time that other ranks need to enter their collectives after the bug (seconds).
 SETTLE = 1.0
-#: A program that has not reached its bug by then never will (seconds).
+#: The time limit for a program to reach its bug (seconds).
 PATIENCE = 120.0
 
 
@@ -48,39 +48,39 @@ class Case:
         return self.folder / "train.py"
 
     def line_of(self, text: str) -> int:
-        """The number of the line that begins with this."""
+        """Return the number of the line that begins with this text."""
         found = self.program.read_text().splitlines()
         return next(n for n, line in enumerate(found, 1) if line.strip().startswith(text))
 
     def edit(self, before: str, *lines: str) -> None:
-        """Insert lines before the one that begins so, as deep as that one."""
+        """Insert lines before the one that begins with ``before``, with the same indentation."""
         found = self.program.read_text().splitlines()
         at = self.line_of(before) - 1
         indent = re.match(r" *", found[at])
         assert indent is not None
         found[at:at] = [indent.group() + line for line in lines]
         added = range(at + 1, at + 1 + len(lines))
-        same = [*added] if at + 1 in self.lines else []  # what is inserted stands at the same place
+        same = [*added] if at + 1 in self.lines else []  # the inserted line is at the same place
         self.lines = same + [line + len(lines) if line > at else line for line in self.lines]
         self.program.write_text("\n".join(found) + "\n")
 
     def again(self) -> None:
-        """Forget that the bug has happened, for another run."""
+        """Forget that the bug has happened, before another run."""
         (self.folder / "happened").unlink(missing_ok=True)
 
     def has_happened(self) -> bool:
-        """Whether the guilty rank has come to its bug."""
+        """Return whether the guilty rank has reached its bug."""
         return (self.folder / "happened").exists()
 
     def since(self) -> float:
-        """The seconds since the bug has happened."""
+        """Return the seconds since the bug."""
         return time.time() - (self.folder / "happened").stat().st_mtime
 
     def wait(self, settle: float = SETTLE) -> None:
-        """Until the bug has happened, and everybody is where it takes them.
+        """Wait until the bug has happened and all ranks have reached their final places.
 
         Raises:
-            TimeoutError: it does not happen.
+            TimeoutError: the bug does not happen.
         """
         end = time.monotonic() + PATIENCE
         while not self.has_happened():
@@ -91,14 +91,14 @@ class Case:
 
 
 def prepare(bug: str, folder: Path, ranks: int, seed: int) -> Case:
-    """Put a program with a bug on a seeded rank, from a seeded step on, into a folder."""
+    """Write a program with a bug on a seeded rank, from a seeded step on, into a folder."""
     dice = random.Random(f"{seed} {bug}")
     guilty, step = dice.randrange(ranks), dice.randrange(2, 6)
     folder.mkdir(parents=True)
     shutil.copy(PROGRAMS / "parts.py", folder)
     program = (PROGRAMS / f"{bug}.py").read_text()
     lines = [n for n, line in enumerate(program.splitlines(), 1) if line.endswith(MARK)]
-    # What gives the bug away to a reader is not in the copy.
+    # The copy does not contain what would reveal the bug to a reader.
     (folder / "train.py").write_text(re.sub(r"  # (guilty|the bug.*)$", "", program, flags=re.MULTILINE))
     text = (PROGRAMS / "seeded.py").read_text()
     text = text.replace("GUILTY = 0", f"GUILTY = {guilty}").replace("STEP = 0", f"STEP = {step}")
@@ -108,7 +108,7 @@ def prepare(bug: str, folder: Path, ranks: int, seed: int) -> Case:
 
 @dataclass
 class Session:
-    """What a person types, and what comes back; the clock runs from the first command on."""
+    """Commands of a session and their output; the clock starts with the first command."""
 
     tool: str
     case: Case
@@ -122,16 +122,16 @@ class Session:
     _begin: float = 0.0
 
     def type(self, command: str) -> None:
-        """A person types a command (or makes an edit)."""
+        """Record that the user types a command or makes an edit."""
         self.start()
         self.spoken.append((command, ""))
 
     def start(self, ago: float = 0.0) -> None:
-        """Let the clock run, from the first time on, or from so many seconds before it."""
+        """Start the clock unless it runs, now or this many seconds ago."""
         self._begin = self._begin or time.perf_counter() - ago
 
     def shows(self, text: str) -> str:
-        """What came back; gives it."""
+        """Record output, and return it."""
         command, before = self.spoken.pop() if self.spoken else ("", "")
         self.spoken.append((command, f"{before}\n{text}".strip("\n")))
         self.seconds = time.perf_counter() - self._begin
@@ -139,27 +139,27 @@ class Session:
 
     @property
     def commands(self) -> list[str]:
-        """What was typed."""
+        """The typed commands."""
         return [command for command, _ in self.spoken if command]
 
     @property
     def output(self) -> str:
-        """All that came back."""
+        """All output."""
         return "\n".join(answer for _, answer in self.spoken)
 
     @property
     def output_lines(self) -> int:
-        """How much there is to read."""
+        """The number of lines of the output."""
         return sum(1 for line in self.output.splitlines() if line.strip())
 
     def transcript(self, most: int) -> str:
-        """Commands and answers; long answers are cut."""
+        """Render commands and output; long output is cut."""
         parts = [(f"> {command}" if command else "", cut(answer, most)) for command, answer in self.spoken]
         return "\n".join(text for part in parts for text in part if text)
 
 
 def cut(text: str, most: int) -> str:
-    """At most so many lines, none of more than 160 characters, and of files the last two parts of their path."""
+    """Cut a text to a number of lines of at most 160 characters each, and paths to their last two components."""
     text = re.sub(r"(?<![\w.:/$])/(?:[\w.+-]+/)+(?=[\w.+-]+/[\w.+-]+)", ".../", text)
     lines = [line if len(line) <= 160 else line[:157] + "..." for line in text.splitlines() if line.strip()]
     if len(lines) > most:

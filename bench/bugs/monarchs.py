@@ -1,8 +1,8 @@
 """The six bugs in torchmonarch's debugger: `breakpoint()` in the program, and `monarch debug` in a terminal.
 
-That debugger cannot stop a rank that runs; it needs breakpoints in the program. For a hang, the best that is known to
-us is a breakpoint at the top of the step that hangs (the program's log says which), and stepping all ranks from there
-with ``cast``, and ``list`` to see where they are.
+That debugger cannot stop a running rank; it needs breakpoints in the program. For a hang, the best way that we know is
+a breakpoint at the start of the step that hangs (which is in the program's log). From there, ``cast`` steps all ranks,
+and ``list`` shows where they are.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 from bench.bugs.cases import PROGRAMS, Case, Session
 from bench.bugs.processes import free_port, running
 
-#: The program is up by then (seconds).
+#: The time limit for the start of the program (seconds).
 PATIENCE = 60.0
-#: A debugger that has not answered by then is tried again on another connection (seconds).
+#: If the debugger does not answer for this long, another connection is tried (seconds).
 ANSWER = 10.0
-#: What ranks are given to execute a line before one looks where they are (seconds).
+#: The time for ranks to execute a line before they are listed (seconds).
 STEP = 0.7
-#: No bug is so many lines away.
+#: The maximum number of steps to a bug.
 MOST_STEPS = 12
 PROMPTS = ("monarch_dbg> ", "(Pdb) ")
-#: What is added where no rank fails and none hangs.
+#: The breakpoint that is added if no rank fails and none hangs.
 COMPARE = (
     "norms = [None] * size",
     "dist.all_gather_object(norms, [p.grad.norm().item() for p in model.parameters()])",
@@ -34,7 +34,7 @@ COMPARE = (
 
 
 class Console:
-    """What `monarch debug` is: a line-wise connection to the client's port."""
+    """The equivalent of `monarch debug`: a line-based connection to the client's port."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -49,7 +49,7 @@ class Console:
                 time.sleep(0.1)
 
     def read(self) -> str:
-        """What it says until it prompts, or says nothing for long."""
+        """Read the output until the prompt, or until there has been none for long."""
         said = b""
         while not said.decode(errors="replace").endswith(PROMPTS):
             try:
@@ -62,29 +62,29 @@ class Console:
         return said.decode(errors="replace")
 
     def ask(self, line: str) -> str:
-        """Type a line; the answer."""
+        """Type a line; return the answer."""
         self._socket.sendall(line.encode() + b"\n")
         return self.read()
 
     def again(self) -> str:
-        """Start `monarch debug` anew; what it says."""
+        """Start `monarch debug` again; return its output."""
         self.close()
         self.__init__(self._port)
         return self.read()
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         self._socket.close()
 
 
 def stopped(answer: str) -> dict[int, int]:
-    """The ranks in an answer to ``list``, with their lines."""
+    """Parse an answer to ``list``: the stopped ranks, with their lines."""
     rows = [[cell.strip() for cell in row.split("|")] for row in answer.splitlines() if row.startswith("|")]
     return {int(row[2]): int(row[6]) for row in rows if row[2].isdigit() and row[6].isdigit()}
 
 
 def typed(case: Case, python: Path) -> Session:
-    """One session."""
+    """Run one session."""
     session = Session("torchmonarch debugger", case)
     shutil.copy(PROGRAMS / "monarch_main.py", case.folder)
     if case.bug == "gradient":
@@ -102,7 +102,7 @@ def typed(case: Case, python: Path) -> Session:
         console = Console(port)
         try:
             session.shows(console.read())
-            end = time.monotonic() + PATIENCE  # a person waits until all have come, too
+            end = time.monotonic() + PATIENCE  # a user also waits until all ranks have stopped
             while len(stopped(console.ask("list"))) < case.ranks and time.monotonic() < end:
                 time.sleep(0.2)
             if case.bug == "gradient":
@@ -125,16 +125,16 @@ def ask(session: Session, console: Console, line: str) -> str:
 
 
 def where(session: Session, console: Console, wanted: int) -> dict[int, int]:
-    """List the stopped ranks and their lines; once more, if a rank has not arrived yet."""
+    """List the stopped ranks and their lines; repeat if a rank has not arrived yet."""
     found = stopped(ask(session, console, "list"))
-    if len(found) < wanted:  # some have not got there yet, or never will
+    if len(found) < wanted:  # some have not arrived yet, or never will
         time.sleep(STEP)
         found = stopped(ask(session, console, "list"))
     return found
 
 
 def compare(session: Session, console: Console) -> None:
-    """The ranks have stopped where they differ: which one it is stands in the list of norms."""
+    """Compare the ranks, which have stopped where they differ: the list of norms shows the guilty one."""
     case = session.case
     places = where(session, console, case.ranks)
     ask(session, console, "attach program 0")

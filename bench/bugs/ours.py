@@ -1,4 +1,4 @@
-"""The six bugs in a notebook on the Monarch kernel, spoken to as a front end does; in its own mesh, or a joined job."""
+"""The six bugs in a notebook on the Monarch kernel, driven as by a front end, in a mesh or a joined job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bench.bugs.pytorch import torchrun
 from monarch_kernel.kernel.install import KERNEL_NAME, install
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-#: No cell may take longer (seconds).
+#: The time limit of a cell (seconds).
 PATIENCE = 120.0
 
 PREPARED = """\
@@ -42,7 +42,7 @@ program = get_mesh("m").spawn("program", Program)
 
 
 class Notebook:
-    """A kernel, and what its cells show as plain text."""
+    """A kernel, and the output of its cells as plain text."""
 
     def __init__(self, folder: Path) -> None:
         # Over TCP, another process may take a port before the kernel binds it.
@@ -54,11 +54,11 @@ class Notebook:
         self.client.wait_for_ready(timeout=PATIENCE)
 
     def send(self, code: str) -> str:
-        """Start a cell; its message."""
+        """Start a cell; return the id of its message."""
         return self.client.execute(code, allow_stdin=False)
 
     def read(self, message: str, enough: Any = None) -> str:
-        """What the cell shows until it ends, or ``enough(text)`` holds.
+        """Return the output of a cell until it ends, or until ``enough(text)`` is true.
 
         Raises:
             TimeoutError: neither happens.
@@ -90,17 +90,17 @@ class Notebook:
         raise TimeoutError(f"a cell did not end within {PATIENCE:.0f} s; it shows:\n" + "\n".join(shown))
 
     def run(self, code: str) -> str:
-        """Run a cell; what it shows."""
+        """Run a cell; return its output."""
         return self.read(self.send(code))
 
     def close(self) -> None:
-        """End the kernel, with its mesh."""
+        """Shut the kernel down, with its mesh."""
         self.client.stop_channels()
         self.manager.shutdown_kernel()
 
 
 def text_of(kind: str, content: dict[str, Any]) -> str:
-    """What a message of the kernel shows, without colours."""
+    """Return the output in a message of the kernel, without colours."""
     text = ""
     if kind == "stream":
         text = content["text"]
@@ -113,7 +113,7 @@ def text_of(kind: str, content: dict[str, Any]) -> str:
 
 @contextmanager
 def notebook(folder: Path) -> Generator[Notebook]:
-    """A notebook in a folder, on this checkout's kernel."""
+    """Start a notebook in a folder, on this checkout's kernel."""
     with tempfile.TemporaryDirectory() as prefix:
         install(prefix=prefix)
         before = {name: os.environ.get(name) for name in ("JUPYTER_PATH", "JUPYTER_PREFER_ENV_PATH")}
@@ -133,8 +133,8 @@ def notebook(folder: Path) -> Generator[Notebook]:
 
 
 def singled_out(case: Case, text: str) -> bool:
-    """Whether the text tells the guilty rank from the others, and has one of the lines where it stands."""
-    # The source of a broadcast, and how many ranks have ended, are not what the answer is about.
+    """Return whether the text distinguishes the guilty rank from the others, and contains one of its lines."""
+    # The source of a broadcast, and the number of ended ranks, are not part of the answer.
     text = re.sub(r"\bfor rank \d+|^\d+ of \d+ ranks done", "", text, flags=re.MULTILINE)
     alone = [
         rank
@@ -146,19 +146,19 @@ def singled_out(case: Case, text: str) -> bool:
 
 
 def judged(session: Session) -> Session:
-    """Say what the session has found."""
+    """Record what the session has found."""
     session.found = "named" if singled_out(session.case, session.output) else ""
     return session
 
 
 def started(opened: Notebook, case: Case) -> None:
-    """A mesh, and the actor whose endpoint runs the program."""
+    """Start a mesh, and the actor whose endpoint runs the program."""
     opened.run(f"%mesh up m gpus={case.ranks} --dist gloo")
     opened.run(PREPARED)
 
 
 def typed(case: Case) -> Session:
-    """The cell prompt is free, because the program was called without waiting for it; one asks."""
+    """Run a session in which the program runs without blocking the cell prompt, and the user asks."""
     session = Session("ours", case)
     with notebook(case.folder) as opened:
         started(opened, case)
@@ -169,7 +169,7 @@ def typed(case: Case) -> Session:
 
 
 def ask(session: Session, opened: Notebook) -> None:
-    """Type what one would, in a notebook whose mesh runs the program."""
+    """Type the commands of a user in a notebook whose mesh runs the program."""
     case = session.case
     commands = ["%mesh hang"]
     if case.bug == "crash":
@@ -182,14 +182,14 @@ def ask(session: Session, opened: Notebook) -> None:
         session.type(command)
         session.shows(opened.run(command))
         if "break" in command and not all_stop(session, opened):
-            # The breakpoint was set while they ran, and some were past the line already.
+            # The breakpoint was set while they ran, and some had already passed the line.
             session.type("%mesh debug continue")
             session.shows(opened.run("%mesh debug continue"))
             all_stop(session, opened)
 
 
 def joined(case: Case) -> Session:
-    """A job that torchrun has started is joined; the clock begins when it is."""
+    """Run a session that joins a job started by torchrun; the clock starts after the join."""
     session = Session("ours (joined)", case)
     hold = ["--hold-on-error"] if case.bug == "crash" else []
     command = torchrun(Path(sys.executable), case, "-m", "monarch_kernel.join", *hold, "train.py")
@@ -205,7 +205,7 @@ def joined(case: Case) -> Session:
 
 
 def all_stop(session: Session, opened: Notebook) -> bool:
-    """Wait until ranks have stopped, and a moment for the others; whether all have."""
+    """Wait until ranks have stopped, and briefly for the others; return whether all have."""
     wait = "wait(lambda stops: bool(stops), timeout=20)", "wait(lambda stops: len(stops) == ranks, timeout=1)"
     opened.run(f"from monarch_kernel.debug import get_debugger; ranks = {session.case.ranks}")
     opened.run(f"get_debugger().{wait[0]};")
@@ -213,13 +213,13 @@ def all_stop(session: Session, opened: Notebook) -> bool:
 
 
 def waiting(case: Case) -> Session | None:
-    """One waits for the program in a cell, and types nothing: what the cell shows by itself."""
+    """Run a session in which the user waits for the program in a cell, and types nothing."""
     if case.bug == "gradient":
         return None
     session = Session("ours (nothing typed)", case)
     with notebook(case.folder) as opened:
         started(opened, case)
-        # An actor's error ends the cell at once; a %%mesh cell waits for the other ranks, and watches them.
+        # An actor's error ends the cell at once; a %%mesh cell waits for the other ranks and monitors them.
         run_in_cell = "%%mesh\nimport os, sys\nsys.path.insert(0, os.getcwd())\nimport train\ntrain.train()"
         cell = opened.send("program.train.call().get()" if case.bug == "crash" else run_in_cell)
         case.wait(settle=0)

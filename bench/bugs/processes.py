@@ -1,4 +1,4 @@
-"""Programs that a person would run in a terminal, with what they print."""
+"""Programs that a user would run in a terminal, with their output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 
 
 class Running:
-    """A program that runs, with its input and its output."""
+    """A running program with its input and output."""
 
     def __init__(self, command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> None:
         self._log = folder / f"output-{time.monotonic_ns()}"
@@ -29,11 +29,11 @@ class Running:
             )
 
     def output(self) -> str:
-        """What it has printed so far."""
+        """Return the output so far."""
         return self._log.read_text(errors="replace")
 
     def until(self, enough: Callable[[str], bool], seconds: float) -> str:
-        """Its output once that is enough, it has ended, or the time is over."""
+        """Return the output once it is sufficient, the program has ended, or the time is over."""
         end = time.monotonic() + seconds
         while True:
             ended = self.process.poll() is not None
@@ -49,7 +49,7 @@ class Running:
         self.process.stdin.flush()
 
     def end(self) -> None:
-        """End it, and whatever it has started."""
+        """End the program and its descendants."""
         with suppress(psutil.NoSuchProcess):
             top = psutil.Process(self.process.pid)
             family = [*top.children(recursive=True), top]
@@ -65,7 +65,7 @@ class Running:
 
 @contextmanager
 def running(command: Sequence[str], folder: Path, **environ: str) -> Generator[Running]:
-    """A program, for as long as it is needed."""
+    """Run a program for the duration of the context."""
     program = Running(command, folder, environ)
     try:
         yield program
@@ -74,12 +74,12 @@ def running(command: Sequence[str], folder: Path, **environ: str) -> Generator[R
 
 
 def path_with(program: Path) -> str:
-    """The search path, with a program's folder first, as in its activated environment."""
+    """Return the search path with a program's folder first, as in its activated environment."""
     return f"{program.parent}:{os.environ['PATH']}"
 
 
 def shell(command: str, folder: Path, python: Path) -> str:
-    """Execute a command line in the environment of an interpreter; what it prints."""
+    """Execute a command line in the environment of an interpreter; return its output."""
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
@@ -93,7 +93,7 @@ def shell(command: str, folder: Path, python: Path) -> str:
 
 
 def free_port() -> int:
-    """A free port."""
+    """Return a free port."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])

@@ -1,4 +1,4 @@
-"""The six bugs in py-spy and in what PyTorch has: debug server, Flight Recorder, DETAIL checks, breakpoint()."""
+"""The six bugs in py-spy and in PyTorch's own tools: debug server, Flight Recorder, DETAIL checks, breakpoint()."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from bench.bugs.cases import HANGS, PROGRAMS, Case, Session
 from bench.bugs.monarchs import COMPARE
 from bench.bugs.processes import free_port, running, shell
 
-#: How long a program is watched, where it may say something by itself (seconds).
+#: The time for which a program is observed if it may report something by itself (seconds).
 PATIENCE = 60.0
-#: The process group's timeout where it is shortened to be told about (seconds).
+#: The shortened timeout of the process group, if its error is wanted (seconds).
 SHORT = 10
 
 LAST_ENTRIES = (
@@ -29,7 +29,7 @@ LAST_ENTRIES = (
 
 
 def torchrun(python: Path, case: Case, *program: str) -> list[str]:
-    """The command that runs a program of the case's folder on all ranks."""
+    """Return the command that runs a program of the case's folder on all ranks."""
     port = str(free_port())
     return [
         str(python.with_name("torchrun")),
@@ -39,18 +39,18 @@ def torchrun(python: Path, case: Case, *program: str) -> list[str]:
 
 
 def lines_in(case: Case, text: str) -> bool:
-    """Whether one of the guilty rank's lines stands in the text."""
+    """Return whether the text contains one of the guilty rank's lines."""
     return any(re.search(rf"\btrain\.py('?,|:|\",) ?(line )?{line}\b", text) for line in case.lines)
 
 
 def section(text: str, heading: str, rank: int) -> str:
-    """A rank's part of a text in which each part begins with a heading, such as 'Rank %d:'."""
+    """Return a rank's part of a text in which each part begins with a heading, such as 'Rank %d:'."""
     parts = re.split("(?m)^(?=" + re.escape(heading).replace("%d", r"\d+") + ")", text)
     return "".join(part for part in parts if part.startswith(heading.replace("%d", str(rank))))
 
 
 def spy(case: Case, python: Path) -> Session:
-    """One loop over the ranks' processes; each with its rank, which py-spy does not know."""
+    """Run py-spy in a loop over the ranks' processes; each is printed with its rank, which py-spy does not know."""
     session = Session("py-spy", case)
     with running(torchrun(python, case, "train.py"), case.folder) as program:
         case.wait()
@@ -71,7 +71,7 @@ def spy(case: Case, python: Path) -> Session:
 
 
 def page(port: int, name: str) -> str:
-    """A page of the debug server, as it reads in a browser."""
+    """Return a page of the debug server, as rendered by a browser."""
     try:
         with urllib.request.urlopen(f"http://localhost:{port}/{name}", timeout=90) as answer:
             text = answer.read().decode()
@@ -83,7 +83,7 @@ def page(port: int, name: str) -> str:
 
 
 def debug_page(case: Case, python: Path) -> Session:
-    """The page of all stacks; that of py-spy's, if the rank is not in it."""
+    """Read the page of all stacks, or py-spy's page if the rank is not in it."""
     session = Session("torch.distributed.debug", case)
     port = free_port()
     shutil.copy(PROGRAMS / "served.py", case.folder)
@@ -107,7 +107,7 @@ def debug_page(case: Case, python: Path) -> Session:
 
 
 def flight_recorder(case: Case, python: Path) -> Session | None:
-    """PyTorch's analyzer of the recorded collectives; the last entries themselves, if that gives nothing."""
+    """Run PyTorch's analyzer of the recorded collectives; show the last entries if that finds nothing."""
     if case.bug not in HANGS:
         return None
     session = Session("Flight Recorder", case)
@@ -142,7 +142,7 @@ def flight_recorder(case: Case, python: Path) -> Session | None:
 
 
 def detail(case: Case, python: Path) -> Session | None:
-    """A second run with PyTorch's checks of every collective, and a process group that gives up soon."""
+    """Run the program again with PyTorch's checks of every collective, and a short timeout of the process group."""
     if case.bug == "gradient":
         return None
     session = Session("TORCH_DISTRIBUTED_DEBUG=DETAIL", case)
@@ -174,7 +174,7 @@ def detail(case: Case, python: Path) -> Session | None:
 
 
 def pdb(case: Case, python: Path) -> Session | None:
-    """torch.distributed.breakpoint() where the ranks differ, and the values of all of them in it."""
+    """Set torch.distributed.breakpoint() where the ranks differ, and print the values of all ranks."""
     if case.bug != "gradient":
         return None
     session = Session("torch.distributed.breakpoint", case)
@@ -198,5 +198,5 @@ def pdb(case: Case, python: Path) -> Session | None:
 
 
 def shown_place(text: str) -> str:
-    """pdb writes places as FILE(LINE); as others do."""
+    """Rewrite locations of pdb, FILE(LINE), in the form of other tools."""
     return re.sub(r"train\.py\((\d+)\)", r"train.py:\1 ", text)

@@ -1,1 +1,1 @@
-"""What prepared ranks cost until somebody joins, and how long joining takes (docs/join.md)."""
+"""Costs of prepared ranks before a join, and the duration of a join (docs/join.md)."""

@@ -34,7 +34,7 @@ BARS = {
     "steps, %": 0.5,
     "line of install, µs": 100.0,
 }
-#: Modules that must not be loaded before somebody joins.
+#: Modules that must not be loaded before a join.
 HEAVY = ("monarch_kernel.debugger", "msgspec", "zmq", "cloudpickle", "numpy", "torch", "IPython")
 ROUNDS, STEPS = 40, 150
 PATIENCE = 60.0
@@ -65,14 +65,14 @@ _SLEEP = "import sys; sys.stdin.read()"
 
 
 def environment(name: str = "") -> dict[str, str]:
-    """That of the processes that are measured."""
+    """Return the environment of the measured processes."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("MONARCH_KERNEL_")}
     return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **({"MONARCH_KERNEL_JOIN": name} if name else {})}
 
 
 @contextmanager
 def processes(commands: list[list[str]], environ: dict[str, str]) -> Generator[list[subprocess.Popen[str]]]:
-    """Processes that end when their input does."""
+    """Start processes that end when their input ends."""
     started: list[subprocess.Popen[str]] = []
     try:
         for command in commands:
@@ -89,7 +89,7 @@ def processes(commands: list[list[str]], environ: dict[str, str]) -> Generator[l
 
 
 def say(process: subprocess.Popen[str], text: str = "") -> str:
-    """One line to a process, if there is one, and the line that it answers."""
+    """Send a line to a process, if given; return the line that it answers."""
     assert process.stdin is not None and process.stdout is not None
     if text:
         process.stdin.write(text + "\n")
@@ -98,7 +98,7 @@ def say(process: subprocess.Popen[str], text: str = "") -> str:
 
 
 def cost() -> dict[str, float]:
-    """Prepared and unprepared side by side; the steps in processor time, by turns."""
+    """Measure a prepared and an unprepared process side by side; steps in processor time, in turn."""
     commands = [[sys.executable, "-c", _STEP, kind] for kind in ("prepared", "plain")]
     with processes(commands, environment("bench-cost")) as pair:
         prepared, plain = (json.loads(say(each)) for each in pair)
@@ -123,7 +123,7 @@ def cost() -> dict[str, float]:
 
 
 def line_cost() -> float:
-    """Of the line in site-packages where the variable is not set, as processor time (microseconds)."""
+    """Measure the line in site-packages if the variable is not set, in processor time (microseconds)."""
     before = os.environ.pop("MONARCH_KERNEL_JOIN", None)
     with tempfile.TemporaryDirectory() as empty, tempfile.TemporaryDirectory() as full:
         Path(full, NAME).write_text(line(), "utf-8")
@@ -140,7 +140,7 @@ def line_cost() -> float:
 
 
 def join_real(count: int) -> dict[str, float]:
-    """Ranks in processes of their own."""
+    """Measure joins of ranks in separate processes."""
     name = f"bench-{os.getpid()}"
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -153,7 +153,7 @@ def join_real(count: int) -> dict[str, float]:
 
 
 def join_simulated(count: int, at_once: int = 4) -> dict[str, float]:
-    """Ranks of which many are in one process; the tools are loaded by a viewer before."""
+    """Measure joins of ranks that share processes; a viewer has loaded the tools before."""
     name, each = f"bench-{os.getpid()}", count // at_once
     command = [sys.executable, "-m", "bench.join.ranks", name]
     commands = [[*command, str(each * at), str(each), str(count)] for at in range(at_once)]
@@ -164,7 +164,7 @@ def join_simulated(count: int, at_once: int = 4) -> dict[str, float]:
 
 
 def joined(name: str, count: int, what: str) -> dict[str, float]:
-    """How long joining takes, and until the tools have answered for the first time (seconds)."""
+    """Measure a join, and the time until the tools have answered for the first time (seconds)."""
     from monarch_kernel.engines import tool_runtime
 
     jobs: Any = tool_runtime().joined_jobs()
@@ -185,7 +185,7 @@ def joined(name: str, count: int, what: str) -> dict[str, float]:
 
 
 def main() -> int:
-    """Measure, and print; the exit status."""
+    """Measure and print; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench.join", description=__doc__)
     parser.add_argument("what", nargs="*", choices=("cost", "join", []), help="by default both")
     parser.add_argument("--json", type=Path, help="where the figures go")

@@ -1,7 +1,7 @@
-"""``python -m bench.join.ranks NAME FIRST COUNT WORLD``: so many ranks of a job in this process, until its input ends.
+"""``python -m bench.join.ranks NAME FIRST COUNT WORLD``: ranks of a job in one process, until its input ends.
 
-Each has a door of its own, which announces it, tells who it is and lets the tools in as in a process of its own. Ranks
-are told apart by process, so each has another space of process ids.
+Each rank has a separate listener, which announces it, identifies it and accepts the tools as in a separate process.
+Ranks are distinguished by process, so each gets a different PID namespace.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from monarch_kernel.engines.join import announcements
 from monarch_kernel.engines.join.identity import RankIdentity
 from monarch_kernel.engines.join.listener import JoinListener
 
-#: Greater than the spaces that Linux numbers (32 bits).
+#: Greater than the numbers of Linux's namespaces (32 bits).
 _SPACES = 1 << 40
 
 
 def main() -> None:
-    """Announce the ranks, say so, and wait."""
+    """Announce the ranks, report it, and wait."""
     name, first, count, world = sys.argv[1], *map(int, sys.argv[2:])
     doors: list[JoinListener] = []
     try:

@@ -1,4 +1,5 @@
-"""How long hosts take from engines to the first answer, beside the engines' own start and beside Dask and Ray.
+"""Time from providers to the first answer of hosts, compared with the providers' own start, Dask and Ray.
 
-Each script prints measurements of one group of a peer; ``rows.py`` has the bars, ``__main__.py`` runs them in turn.
+Each script prints measurements of one group of a peer; ``rows.py`` has the bars, ``__main__.py`` runs the scripts in
+turn.
 """

@@ -28,7 +28,7 @@ GROUPS = {
     "ssh64": [OURS, LIMIT],
     "message": [OURS, LIMIT],
 }
-#: What a quick run leaves out: 64 workers compute longer than all else together.
+#: Omitted in a quick run: 64 workers take longer than everything else together.
 LONG = ("ssh64",)
 SCRIPTS = {
     "start": "controller",
@@ -38,12 +38,12 @@ SCRIPTS = {
     "ssh64": "ssh",
     "message": "ssh",
 }
-#: Peers that run in environments of their own, inside a Slurm that is made for them.
+#: Peers with separate environments, which run inside a Slurm that is created for them.
 CLUSTERS = {DASK: "dask_cluster", RAY: "ray_cluster"}
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.launch", description=__doc__)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help=f"one short round, without {', '.join(LONG)}")
@@ -64,12 +64,12 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def plan(groups: list[str], peers: list[str]) -> list[tuple[str, str]]:
-    """(group, peer) in the order of one round: the peers in turn."""
+    """Return the (group, peer) pairs of one round in order: the peers in turn."""
     return [(group, peer) for group in groups for peer in GROUPS[group] if peer in peers]
 
 
 def command(peer: str, python: Path, group: str) -> list[str]:
-    """What runs one group of a peer."""
+    """Return the command that runs one group of a peer."""
     if peer in CLUSTERS:
         inside = [sys.executable, "-m", "bench.launch.within"]
         return [*inside, str(python), "-m", f"bench.launch.{CLUSTERS[peer]}", group]
@@ -77,7 +77,7 @@ def command(peer: str, python: Path, group: str) -> list[str]:
 
 
 def shown(found: report.Medians) -> Table:
-    """One line for each row that was measured."""
+    """Return one line for each measured row."""
     table = Table(box=box.MARKDOWN)
     table.add_column("what", no_wrap=True)
     for name in (*PEERS, "bar"):
@@ -91,7 +91,7 @@ def shown(found: report.Medians) -> Table:
 
 
 def missed(found: report.Medians) -> list[str]:
-    """The rows in which a bar was missed."""
+    """Return the rows in which a bar was missed."""
     return [
         row.label.strip()
         for row in ROWS
@@ -100,7 +100,7 @@ def missed(found: report.Medians) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the rounds; the exit status."""
+    """Run the rounds; return the exit status."""
     args = arguments(argv)
     session = BenchSession(args.peers)
 

@@ -1,6 +1,6 @@
 """A controller that imports the package and starts 8 ranks on this host: ``python -m bench.launch.controller start``.
 
-Each of some fresh interpreters tells what its import took, and what from there to the first answers took.
+Each of several fresh interpreters reports the time of its import, and the time from there to the first answers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ actors.shutdown_context().get(60)
 
 
 def start() -> None:
-    """One controller after the other; the first writes the byte code and is not counted."""
+    """Start one controller after the other; the first writes the byte code and is not counted."""
     taken: list[list[float]] = []
     for _ in range(1 + TIMES):
         done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True)

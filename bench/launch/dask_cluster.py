@@ -1,6 +1,6 @@
-"""dask-jobqueue: ``SLURMCluster`` with a worker of Dask in each of two jobs of Slurm."""
+"""dask-jobqueue: ``SLURMCluster`` with a Dask worker in each of two Slurm jobs."""
 
-# The peer is installed in an environment of its own, where no checker looks.
+# The peer is installed in a separate environment, which no checker sees.
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PATIENCE = 120
 
 
 def once() -> tuple[float, float]:
-    """Seconds until both workers are there, and until both have answered."""
+    """Measure the seconds until both workers are there, and until both have answered."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         began = time.perf_counter()
         with (
@@ -45,7 +45,7 @@ def once() -> tuple[float, float]:
 
 
 def slurm() -> None:
-    """One cluster after the other."""
+    """Start one cluster after the other."""
     attached, answered = zip(*(once() for _ in range(REPEATS)))
     emit("slurm_attached_s", round(percentile(attached, 0.5), 3), n=REPEATS)
     emit("slurm_s", round(percentile(answered, 0.5), 3), n=REPEATS)

@@ -1,4 +1,4 @@
-"""What the scripts of this project share: an actor, and an engine of this machine in a folder of its own."""
+"""Shared parts of this project's scripts: an actor, and a provider on this machine in a separate folder."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from monarch_kernel.actor import Actor, endpoint
 
 T = TypeVar("T")
 
-#: For a call, and for the end of hosts (seconds).
+#: The time limit of a call, and of the end of hosts (seconds).
 PATIENCE = 120.0
 
 
 class Probe(Actor):
-    """Answers."""
+    """An actor that answers."""
 
     @endpoint
     def here(self) -> int:
@@ -26,7 +26,7 @@ class Probe(Actor):
 
 
 def first_answer(hosts: Any) -> Any:
-    """Start a rank on each host and wait until all have answered; the actors."""
+    """Start a rank on each host and wait until all have answered; return the actors."""
     probes = hosts.spawn_procs(per_host={"gpus": 1}).spawn("probe", Probe)
     probes.here.call().get(PATIENCE)
     return probes
@@ -34,7 +34,7 @@ def first_answer(hosts: Any) -> Any:
 
 @contextmanager
 def engine(running: Callable[[Path], AbstractContextManager[T]]) -> Generator[T]:
-    """An engine, with the list of jobs, the keys and all of its files in a folder that is removed afterwards.
+    """Run a provider, with the list of jobs, the keys and its other files in a folder that is removed afterwards.
 
     Raises:
         CannotRunError: it is not installed, or this user cannot run it here.

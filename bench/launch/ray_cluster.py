@@ -1,6 +1,6 @@
-"""Ray as its documentation starts it on Slurm: ``ray start`` by ``srun`` on each of two nodes of an allocation."""
+"""Ray, as its documentation starts it on Slurm: ``ray start`` by ``srun`` on each of two nodes of an allocation."""
 
-# The peer is installed in an environment of its own, where no checker looks.
+# The peer is installed in a separate environment, which no checker sees.
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ PORT = 6379
 
 
 class Probe:
-    """Answers."""
+    """An actor that answers."""
 
     def here(self) -> str:
         return ray.get_runtime_context().get_node_id()
 
 
 def once(folder: Path) -> tuple[float, float]:
-    """Seconds until both nodes are in the cluster, and until an actor on each has answered."""
+    """Measure the seconds until both nodes are in the cluster, and until an actor on each has answered."""
     command = str(Path(sys.executable).with_name("ray"))
     began = time.perf_counter()
     said = subprocess.run(
@@ -88,7 +88,7 @@ def once(folder: Path) -> tuple[float, float]:
 
 
 def until_listening(head: subprocess.Popen[bytes]) -> None:
-    """Wait until the head's port can be connected to."""
+    """Wait until the head's port accepts connections."""
     end = time.monotonic() + PATIENCE
     while True:
         with socket.socket() as sock:
@@ -100,7 +100,7 @@ def until_listening(head: subprocess.Popen[bytes]) -> None:
 
 
 def slurm() -> None:
-    """One cluster after the other."""
+    """Start one cluster after the other."""
     taken: list[tuple[float, float]] = []
     for _ in range(REPEATS):
         folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))

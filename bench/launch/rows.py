@@ -1,4 +1,4 @@
-"""What is measured, and what must be reached."""
+"""The measured metrics, and their bars."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LaunchRow:
         most: ours must be at most this.
         least: ours must be at least this.
         beyond: ours may be this much more than the limit.
-        as_limit: ours must be no less than the limit.
+        as_limit: whether ours must be no less than the limit.
     """
 
     metric: str
@@ -30,7 +30,7 @@ class LaunchRow:
     as_limit: bool = False
 
     def verdict(self, ours: float | None, limit: float | None) -> str:
-        """The bars, and whether they are met: "<= 5 ok", "<= limit + 1.5 MISS"; "?": not measured."""
+        """Render the bars, and whether they are met: "<= 5 ok", "<= limit + 1.5 MISS"; "?": not measured."""
         said: list[str] = []
         if self.most is not None:
             said.append(f"<= {self.most:g} {mark(ours, self.most)}")

@@ -1,8 +1,8 @@
-"""Hosts from a real Slurm of this machine, and what Slurm itself needs: ``python -m bench.launch.slurm GROUP``.
+"""Hosts from a real Slurm of this machine, and Slurm's own time: ``python -m bench.launch.slurm GROUP``.
 
 ``slurm``: from ``SlurmJob(...)`` to the first answer of a rank on each of two nodes; the limit is an allocation of two
-nodes in which a step on each writes the time. ``replace``: all processes of a node are killed and Slurm is told that
-it is down; until a call on the rank that replaces its rank, on the spare node of the same allocation, is answered.
+nodes in which a step on each writes the time. ``replace``: all processes of a node are killed, and the node is reported
+to Slurm as down. Measured until the replacement of its rank, on the spare node of the same allocation, answers a call.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from monarch_kernel.job import SlurmJob
 from tests.launchers.slurm import Slurm, running
 
 REPEATS = 1 if QUICK else 3
-#: What writes the time on each node.
+#: The program that writes the time on each node.
 STAMP = ("srun", "--ntasks-per-node=1", "date", "+%s.%N")
 NODES = ("-N2", "--exclusive")
 
 
 def stamped(command: list[str], out: Path | None = None) -> float:
-    """Seconds from a command until the later of two nodes has written the time, to a file or its standard output."""
+    """Measure the seconds from a command until the later of two nodes has written the time, to a file or to stdout."""
     began = time.time()
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     if done.returncode:
@@ -42,7 +42,7 @@ def stamped(command: list[str], out: Path | None = None) -> float:
 
 
 def slurms_own(slurm: Slurm) -> None:
-    """The start of steps on two nodes, by salloc as ours, and by a batch script."""
+    """Start steps on two nodes, by salloc as ours, and by a batch script."""
     taken: dict[str, list[float]] = {"slurm_s": [], "sbatch_s": []}
     with tempfile.TemporaryDirectory(dir=slurm.folder) as folder:
         script, out = Path(folder, "stamp.sh"), Path(folder, "out")
@@ -58,7 +58,7 @@ def slurms_own(slurm: Slurm) -> None:
 
 
 def ours(slurm: Slurm) -> None:
-    """A job for two nodes, again and again."""
+    """Start a job for two nodes repeatedly."""
     taken: dict[str, list[float]] = {"slurm_attached_s": [], "slurm_s": []}
     for _ in range(REPEATS):
         began = time.perf_counter()
@@ -74,7 +74,7 @@ def ours(slurm: Slurm) -> None:
 
 
 def replaced(slurm: Slurm) -> tuple[float, float]:
-    """Seconds from the loss of a node until a call fails, and until one on its replacement is answered."""
+    """Measure the seconds from the loss of a node until a call fails, and until one on its replacement is answered."""
     job = SlurmJob({"hosts": 1}, spares=1, time_limit="0:10:00", idle=60)
     hosts = job.state(cached_path=None).hosts
     procs: Any = hosts.spawn_procs(per_host={"gpus": 1})
@@ -102,14 +102,14 @@ def replaced(slurm: Slurm) -> tuple[float, float]:
 
 
 def replace(slurm: Slurm) -> None:
-    """A node is lost, again and again."""
+    """Lose a node repeatedly."""
     told, taken = zip(*(replaced(slurm) for _ in range(REPEATS)))
     emit("replace_told_s", round(percentile(told, 0.5), 3), n=REPEATS)
     emit("replace_s", round(percentile(taken, 0.5), 3), n=REPEATS, most=round(max(taken), 3))
 
 
 def main() -> None:
-    """The group that is named on the command line."""
+    """Run the group named on the command line."""
     with engine(running) as slurm:
         said = slurm.say("sinfo", "--version")
         if PEER == LIMIT:
@@ -117,7 +117,7 @@ def main() -> None:
             run({"slurm": lambda: slurms_own(slurm)})
         else:
             version(monarch_kernel=__version__, on=said)
-            actors.unhandled_fault_hook = lambda failure: None  # what is lost is healed here
+            actors.unhandled_fault_hook = lambda failure: None  # the loss is healed here
             run({"slurm": lambda: ours(slurm), "replace": lambda: replace(slurm)})
             actors.shutdown_context().get(PATIENCE)
 

@@ -1,11 +1,10 @@
 """Hosts by ssh from a real sshd of this machine: ``python -m bench.launch.ssh GROUP``.
 
-``ssh8``, ``ssh64``: from ``SSHJob(...)`` until so many workers are attached; the limit is ``ssh HOST true`` to as many
-hosts, with as many connections at once. Both are measured with OpenSSH's own choice of a key exchange, and with
-``CLASSICAL``: its own choice, which quantum computers could not break, takes a client most of the time of a login.
-Logins have an empty home, so that what the shell of this machine's user does at each of them is not measured.
-``message``: 64 MB from a rank of one host to a rank of another, until it has answered; the limit is what an open
-connection of ssh takes for as much, until the other side has answered.
+``ssh8``, ``ssh64``: from ``SSHJob(...)`` until 8 or 64 workers are attached; the limit is ``ssh HOST true`` to as many
+hosts, with as many parallel connections. Both are measured with OpenSSH's default key exchange, and with ``CLASSICAL``:
+the post-quantum default takes a client most of the time of a login. Logins have an empty home, so that the startup of
+this machine's shell is not measured. ``message``: 64 MB from a rank of one host to a rank of another, until it has
+answered; the limit is the time for the same amount over an open ssh connection, until the other side has answered.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from monarch_kernel.launchers.ssh.launcher import PARALLEL
 from tests.launchers.sshd import Sshd, running
 
 REPEATS = 1 if QUICK else 3
-#: By the name of the metrics: options of ssh.
+#: Options of ssh, by the names of metrics.
 CLASSICAL = ["-o", "KexAlgorithms=^curve25519-sha256"]
 EXCHANGES = {"": [], "_classical": CLASSICAL}
-#: A message (bytes).
+#: The size of a message (bytes).
 SIZE = 64_000_000
 
 
 def logins(daemon: Sshd, count: int) -> None:
-    """The limit: a command that does nothing on each host."""
+    """Measure the limit: a command that does nothing on each host."""
 
     def login(options: list[str], number: int) -> None:
         command = [*daemon.command, *options, "-T", f"node{number}", "true"]
@@ -54,7 +53,7 @@ def logins(daemon: Sshd, count: int) -> None:
 
 
 def start(daemon: Sshd, count: int) -> None:
-    """A worker on each host, and a rank on each worker."""
+    """Start a worker on each host, and a rank on each worker."""
     attached: dict[str, list[float]] = {name: [] for name in EXCHANGES}
     answered: dict[str, list[float]] = {name: [] for name in EXCHANGES}
     for _ in range(REPEATS):
@@ -80,7 +79,7 @@ class Peer(Actor):
 
     @endpoint
     def send(self, other: Any) -> list[float]:
-        """Send messages to another; the seconds of each."""
+        """Send messages to another end; return the seconds of each."""
         value = np.ones(SIZE, np.uint8)
 
         def once() -> None:
@@ -91,7 +90,7 @@ class Peer(Actor):
 
 
 def message(daemon: Sshd) -> None:
-    """From rank to rank."""
+    """Measure messages from rank to rank."""
     job = SSHJob(["node0", "node1"], ssh=daemon.command, idle=120)
     peers: Any = job.state(cached_path=None).hosts.spawn_procs(per_host={"gpus": 1}).spawn("peer", Peer)
     times = peers.slice(hosts=0).send.call_one(peers.slice(hosts=1)).get(PATIENCE)
@@ -101,7 +100,7 @@ def message(daemon: Sshd) -> None:
 
 
 def piped(daemon: Sshd) -> None:
-    """The limit: the same bytes through ``cat`` at the other end of one connection."""
+    """Measure the limit: the same bytes through ``cat`` at the other end of one connection."""
     remote = f"while head -c {SIZE} | cat >/dev/null; do echo; done"
     value = bytes(SIZE)
     process = subprocess.Popen([*daemon.command, "-T", "node0", remote], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -121,7 +120,7 @@ def piped(daemon: Sshd) -> None:
 
 
 def main() -> None:
-    """The group that is named on the command line."""
+    """Run the group named on the command line."""
     with engine(functools.partial(running, own_home=True)) as daemon:
         work, between = (logins, piped) if PEER == LIMIT else (start, message)
         if PEER == LIMIT:

@@ -1,6 +1,6 @@
-"""Run a peer's script where Slurm's commands find a Slurm of this machine: ``python -m bench.launch.within COMMAND``.
+"""Run a peer's script with the commands of a Slurm of this machine: ``python -m bench.launch.within COMMAND``.
 
-Peers have environments of their own, which lack what makes one.
+Peers have separate environments, which lack the packages to create such a Slurm.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tests.launchers.slurm import running
 
 
 def main() -> int:
-    """The exit status of the command."""
+    """Run the command; return its exit status."""
     with engine(running):
         return subprocess.run(sys.argv[1:], check=False).returncode
 

@@ -1,6 +1,6 @@
 """Dask distributed: one Actor per single-threaded worker process of a LocalCluster."""
 
-# The peer is installed in an environment of its own, where no checker looks.
+# The peer is installed in a separate environment, which no checker sees.
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ IMPORT_S = time.perf_counter() - _start
 
 
 class Echo:
-    """What runs in each worker."""
+    """The object in each worker."""
 
     kept: Any = None
 
@@ -53,7 +53,7 @@ class Echo:
         return np.ones(n, np.uint8)
 
     def held(self, n: int) -> Any:
-        """An array that is there already: the result is moved, not made."""
+        """Return an existing array: the result is moved, not created."""
         if self.kept is None or self.kept.nbytes != n:
             self.kept = np.ones(n, np.uint8)
         return self.kept
@@ -76,7 +76,7 @@ class Mesh:
             n_workers=n, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
         )
         self.client = distributed.Client(self.cluster)
-        # The futures are kept: an actor goes with the last one.
+        # The futures are kept, because an actor ends with its last future.
         self._futures = [
             self.client.submit(Echo, actor=True, workers=[w.worker_address], pure=False)
             for w in self.cluster.workers.values()
@@ -98,7 +98,7 @@ class Mesh:
 
 
 def spawn_n(n: int) -> None:
-    """A cluster, started once: a second one costs the same."""
+    """Start a cluster, once: a second start costs the same."""
     mesh = Mesh(n)
     emit(f"spawn_{n}_s", round(mesh.took, 4))
     emit_memory(f"rss_{n}_mb", mesh.pids())
@@ -107,7 +107,7 @@ def spawn_n(n: int) -> None:
 
 
 def calls() -> None:
-    """Round trips, fan-out and rates."""
+    """Measure round trips, fan-out and rates."""
     mesh = Mesh(8)
     actors, one = mesh.actors, mesh.actors[0]
     latency("call1", lambda: one.noop("w").result(), 2)
@@ -132,7 +132,7 @@ def calls() -> None:
 
 
 def rss() -> None:
-    """Memory of an idle worker."""
+    """Measure the memory of an idle worker."""
     mesh = Mesh(8)
     pids = mesh.pids()
     emit_memory("rss_idle_mb", pids)
@@ -143,7 +143,7 @@ def rss() -> None:
 
 
 def payload() -> None:
-    """Arrays as argument and as result."""
+    """Measure arrays as argument and as result."""
     mesh = Mesh(1)
     one = mesh.actors[0]
     for size, n in SIZES.items():
@@ -155,12 +155,12 @@ def payload() -> None:
 
 
 def fail() -> None:
-    """SIGKILL of one of 8 workers, with a call pending on it and while idle."""
+    """SIGKILL one of 8 workers, with a call pending on it and while idle."""
     for kind in ("pending", "idle"):
         mesh = Mesh(8)
         pids = mesh.pids()
         pending = mesh.actors[3].sleep(60) if kind == "pending" else None
-        time.sleep(1)  # lets the call reach the worker: nothing tells when it has
+        time.sleep(1)  # lets the call reach the worker; nothing reports its arrival
         begin = time.perf_counter()
         os.kill(pids[3], signal.SIGKILL)
         error = "none"

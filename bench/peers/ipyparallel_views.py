@@ -1,6 +1,6 @@
 """ipyparallel: an "actor" is an object in an engine's namespace, a call is apply_sync."""
 
-# The peer is installed in an environment of its own, where no checker looks.
+# The peer is installed in a separate environment, which no checker sees.
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import ipyparallel  # noqa: E402 - its import is timed
 IMPORT_S = time.perf_counter() - _start
 
 
-# These run in the engines, in the interactive namespace: its globals are theirs, and their imports their own.
+# These functions run in the interactive namespace of the engines, with its globals and imports.
 def setup() -> int:
     import os
 
@@ -72,7 +72,7 @@ def make(n: int) -> Any:
 
 
 def held(n: int) -> Any:
-    """An array that is there already: the result is moved, not made."""
+    """Return an existing array: the result is moved, not created."""
     return globals()["actor"].held(n)
 
 
@@ -83,7 +83,7 @@ def sleep(seconds: float) -> None:
 
 
 def start(n: int) -> tuple[Any, Any, list[int], float]:
-    """A cluster with n engines and an object in each; the seconds until the first answer of all."""
+    """Start a cluster with n engines and an object in each; return also the seconds until all have answered first."""
     begin = time.perf_counter()
     cluster = ipyparallel.Cluster(n=n, log_level=40)
     client = cluster.start_and_connect_sync(activate=False)
@@ -92,7 +92,7 @@ def start(n: int) -> tuple[Any, Any, list[int], float]:
 
 
 def spawn_n(n: int) -> None:
-    """A cluster, started once: a second one costs the same."""
+    """Start a cluster, once: a second start costs the same."""
     cluster, client, pids, took = start(n)
     emit(f"spawn_{n}_s", round(took, 4))
     emit_memory(f"rss_{n}_mb", pids)
@@ -102,7 +102,7 @@ def spawn_n(n: int) -> None:
 
 
 def calls() -> None:
-    """Round trips, fan-out and rates."""
+    """Measure round trips, fan-out and rates."""
     cluster, client, _, _ = start(8)
     one, view = client[0], client[:]
     latency("call1", lambda: one.apply_sync(noop, "w"), 2)
@@ -124,7 +124,7 @@ def calls() -> None:
 
 
 def rss() -> None:
-    """Memory of an idle engine."""
+    """Measure the memory of an idle engine."""
     cluster, _, pids, _ = start(8)
     emit_memory("rss_idle_mb", pids)
     emit("threads_per_proc", threads(pids))
@@ -134,7 +134,7 @@ def rss() -> None:
 
 
 def payload() -> None:
-    """Arrays as argument and as result."""
+    """Measure arrays as argument and as result."""
     cluster, client, _, _ = start(1)
     one = client[0]
     for size, n in SIZES.items():
@@ -146,11 +146,11 @@ def payload() -> None:
 
 
 def fail() -> None:
-    """SIGKILL of one of 8 engines, with a call pending on it and while idle."""
+    """SIGKILL one of 8 engines, with a call pending on it and while idle."""
     for kind in ("pending", "idle"):
         cluster, client, pids, _ = start(8)
         pending = client[3].apply_async(sleep, 60) if kind == "pending" else None
-        time.sleep(1)  # lets the call reach the engine: nothing tells when it has
+        time.sleep(1)  # lets the call reach the engine; nothing reports its arrival
         begin = time.perf_counter()
         os.kill(pids[3], signal.SIGKILL)
         error = "none"

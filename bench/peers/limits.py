@@ -1,7 +1,6 @@
-"""Limits: what the machine, its kernel and bare pyzmq allow, without any actor runtime.
+"""Limits: the speed of the machine, its kernel and bare pyzmq, without any actor runtime.
 
-Two processes (fork) in plain Python.  Where a wake-up lands matters on virtual machines, so look
-at several rounds.
+Two processes (fork) in plain Python. On virtual machines, the CPU of a wake-up matters, so compare several rounds.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ MESSAGE = b"hello w"
 
 
 def child(body: Callable[..., object], *args: object) -> int:
-    """Fork a process that runs body and exits; its pid."""
+    """Fork a process that runs body and exits; return its pid."""
     pid = os.fork()
     if not pid:
         try:
@@ -53,7 +52,7 @@ def echo(sock: socket.socket) -> None:
 
 
 def pingpong() -> None:
-    """Round trip of a short message, by mechanism."""
+    """Measure the round trip of a short message, by mechanism."""
     there, back = os.eventfd(0), os.eventfd(0)
 
     def answer() -> None:
@@ -92,11 +91,11 @@ def free_port() -> int:
 
 
 def zmq_pingpong(name: str, url: str) -> None:
-    """A DEALER here and a ROUTER in a child that echoes."""
+    """Measure a DEALER here and a ROUTER in a child that echoes."""
 
     def serve() -> None:
         router = zmq.Context().socket(zmq.ROUTER)
-        router.setsockopt(zmq.SNDHWM, 0)  # at the high-water mark a ROUTER drops messages
+        router.setsockopt(zmq.SNDHWM, 0)  # at the high-water mark, a ROUTER drops messages
         router.bind(url)
         while True:
             router.send_multipart(router.recv_multipart())
@@ -127,7 +126,7 @@ def zmq_pingpong(name: str, url: str) -> None:
 
 
 def fanout() -> None:
-    """One to N and N answers: over pyzmq (ROUTER to DEALERs), and over Unix sockets with epoll."""
+    """Measure one message to N and N answers: over pyzmq (ROUTER to DEALERs), and over Unix sockets with epoll."""
     for n in (8, 32):
         fanout_unix(n)
         with tempfile.TemporaryDirectory() as folder:
@@ -182,7 +181,7 @@ def fanout_zmq(n: int, url: str) -> None:
 
 
 def spawn() -> None:
-    """Start N processes and hear one byte from each, by way of starting."""
+    """Start N processes and receive one byte from each, by start method."""
     code = "import os,sys; os.write(int(sys.argv[1]), b'x'); sys.stdin.read()"
     ways = {
         "python_S": ["-S", "-E", "-c", code],
@@ -226,7 +225,7 @@ def hear(fd: int, n: int) -> None:
 
 
 def payload() -> None:
-    """An array to another process and a short answer: over zmq ipc, and through a shared segment."""
+    """Send an array to another process, with a short answer: over zmq ipc, and through a shared segment."""
     with tempfile.TemporaryDirectory() as folder:
         url = f"ipc://{folder}/c"
         segments = {n: mmap.mmap(-1, n) for n in SIZES.values()}
@@ -270,7 +269,7 @@ class IoVec(ctypes.Structure):
 
 
 def bulk() -> None:
-    """64 MB (memcpy: 1 GB too): memcpy, another process's memory, a Unix socket stream."""
+    """Move 64 MB (memcpy: also 1 GB): memcpy, another process's memory, a Unix socket stream."""
     size, n = "64MB", SIZES["64MB"]
     p, q = multiprocessing.Pipe()
 
@@ -281,7 +280,7 @@ def bulk() -> None:
 
     pid = child(hold)
     address = p.recv()
-    x, y = np.ones(n, np.uint8), np.ones(n, np.uint8)  # made after the fork: nothing is copied on write
+    x, y = np.ones(n, np.uint8), np.ones(n, np.uint8)  # created after the fork: nothing is copied on write
     bandwidth(f"bulk_memcpy_{size}", n, lambda: np.copyto(y, x))
     bandwidth(f"bulk_memcpy_fresh_{size}", n, lambda: x.copy())
     if not QUICK:
@@ -321,7 +320,7 @@ def bulk() -> None:
 
 
 def fail() -> None:
-    """SIGKILL of a child: seconds until the parent knows, by mechanism; the median of five."""
+    """SIGKILL a child: the seconds until the parent notices, by mechanism; the median of five."""
 
     def by_pidfd() -> float:
         pid = child(time.sleep, 99)

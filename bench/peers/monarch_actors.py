@@ -39,7 +39,7 @@ from bench.measure import (
 )
 
 _start = time.perf_counter()
-# Any: two libraries with one API stand behind the name.
+# Any: the name stands for two libraries with one API.
 api: Any = importlib.import_module("monarch_kernel.actor" if PEER == "ours" else "monarch.actor")
 IMPORT_S = time.perf_counter() - _start
 Actor: Any = api.Actor
@@ -48,7 +48,7 @@ this_host: Any = api.this_host
 
 
 def ones(n: int, as_torch: bool) -> Any:
-    """n bytes."""
+    """Return n bytes."""
     if as_torch:
         import torch
 
@@ -57,7 +57,7 @@ def ones(n: int, as_torch: bool) -> Any:
 
 
 class Sync(Actor):
-    """Sync and async endpoints may not be mixed in one class."""
+    """Sync endpoints, in a separate class because a class may not mix them with async ones."""
 
     kept: Any = None
 
@@ -83,7 +83,7 @@ class Sync(Actor):
 
     @endpoint
     def held(self, n: int, as_torch: bool) -> Any:
-        """An array that is there already: the result is moved, not made."""
+        """Return an existing array: the result is moved, not created."""
         if self.kept is None or self.kept.nbytes != n:
             self.kept = ones(n, as_torch)
         return self.kept
@@ -96,7 +96,7 @@ class Sync(Actor):
 
 
 class Async(Actor):
-    """The same with coroutines, and the caller of another actor."""
+    """The same endpoints as coroutines, and the caller of another actor."""
 
     @endpoint
     async def noop(self, s: str) -> str:
@@ -113,7 +113,7 @@ class Async(Actor):
 
 
 def spawn(n: int, cls: Any = Sync) -> tuple[Any, Any]:
-    """A mesh of n processes, and an actor on each."""
+    """Spawn a mesh of n processes, and an actor on each."""
     procs = this_host().spawn_procs({"gpus": n})
     return procs, procs.spawn("a", cls)
 
@@ -123,7 +123,7 @@ def pids_of(actors: Any) -> list[int]:
 
 
 def spawn_n(n: int) -> None:
-    """Twice: the first pays for starting the runtime in the controller."""
+    """Spawn twice: the first spawn includes the start of the runtime in the controller."""
     for tag in ("", "_again"):
         start = time.perf_counter()
         procs, actors = spawn(n)
@@ -138,14 +138,14 @@ def spawn_n(n: int) -> None:
 
 
 def calls() -> None:
-    """Round trips, fan-out and rates, with sync and with async endpoints."""
+    """Measure round trips, fan-out and rates, with sync and with async endpoints."""
     for tag, cls in (("", Sync), ("_async", Async)):
         procs, actors = spawn(8, cls)
         actors.noop.call("w").get()
         one, two = actors.slice(gpus=0), actors.slice(gpus=1)
         _calls(tag, actors, one)
         if cls is Async:
-            # As long as the other latencies take: a moment in which the machine is busy elsewhere must not be all.
+            # As long as the other latencies take, so that a short load by other work does not affect all samples.
             usual = percentile(one.call_peer.call_one(two, 200).get(), 0.5)
             times = one.call_peer.call_one(two, min(5000, max(300, int(1.5 * SCALE / usual)))).get()
             emit("a2a_us", round(percentile(times, 0.5) * 1e6, 1), n=len(times))
@@ -181,7 +181,7 @@ async def _awaited(tag: str, one: Any) -> None:
 
 
 def rss() -> None:
-    """Memory of an idle rank, before and after it imports torch."""
+    """Measure the memory of an idle rank, before and after it imports torch."""
     procs, actors = spawn(8)
     found = actors.pid.call().get()
     pids = [v[0] for _, v in found.items()]
@@ -196,7 +196,7 @@ def rss() -> None:
 
 
 def payload() -> None:
-    """Arrays as argument and as result, between the controller and one rank."""
+    """Measure arrays as argument and as result, between the controller and one rank."""
     procs, actors = spawn(1)
     one = actors.slice(gpus=0)
     for size, n in SIZES.items():
@@ -219,7 +219,7 @@ def payload() -> None:
 
 
 def cast() -> None:
-    """The same 64 MB to 8 ranks: how much longer than to one."""
+    """Send the same 64 MB to 8 ranks, and compare the time with one rank."""
     procs, actors = spawn(8)
     x = np.ones(SIZES["64MB"], np.uint8)
     one = actors.slice(gpus=0)
@@ -231,16 +231,16 @@ def cast() -> None:
 
 
 def bulk() -> None:
-    """One-sided transfers. A module of its own: Monarch's RDMA is imported where it is measured only."""
+    """Measure one-sided transfers, in a separate module so that Monarch's RDMA is imported only for this."""
     from bench.peers import rdma_buffers
 
     rdma_buffers.bulk()
 
 
 def fail() -> None:
-    """SIGKILL of one of 8 ranks while a call is pending on all, and while idle (until a call fails).
+    """SIGKILL one of 8 ranks while a call is pending on all, and while idle (until a call fails).
 
-    At a random moment: a runtime that polls for deaths must not be met at the start of its period.
+    At a random moment, so that the kill does not coincide with the polling period of a runtime.
     """
     api.unhandled_fault_hook = lambda failure: None
     for kind in ("pending",) if QUICK else ("pending", "idle"):
@@ -259,7 +259,7 @@ def fail() -> None:
         except Exception as e:
             error = describe(e)
         emit(f"fail_{kind}_s", round(time.perf_counter() - start, 4), error=error)
-        # Left as it is: a mesh with a dead rank cannot be stopped in every implementation.
+        # The mesh is not stopped: in some implementations, a mesh with a dead rank cannot be stopped.
 
 
 if __name__ == "__main__":
@@ -281,7 +281,7 @@ if __name__ == "__main__":
         }
     )
     sys.stdout.flush()
-    # A shutdown that hangs must not hold up the run.
+    # A shutdown that hangs must not delay the run.
     watchdog = threading.Timer(20, lambda: os._exit(1))
     watchdog.daemon = True
     watchdog.start()

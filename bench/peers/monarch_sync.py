@@ -21,7 +21,7 @@ def attach(workers: list[str]) -> None:
 
 
 def sync(source: str) -> dict[str, Any]:
-    """Make the workers' copies equal to a folder; seconds."""
+    """Make the workers' copies equal to a folder; return the seconds."""
     workspace = importlib.import_module("monarch.tools.config.workspace").Workspace(dirs=[Path(source)])
 
     async def wait() -> None:

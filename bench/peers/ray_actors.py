@@ -1,6 +1,6 @@
 """Ray: one actor per worker process, on a local cluster without a dashboard."""
 
-# The peer is installed in an environment of its own, where no checker looks.
+# The peer is installed in a separate environment, which no checker sees.
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ IMPORT_S = time.perf_counter() - _start
 
 
 class Echo:
-    """What runs in each worker."""
+    """The object in each worker."""
 
     kept: Any = None
 
@@ -56,7 +56,7 @@ class Echo:
         return np.ones(n, np.uint8)
 
     def held(self, n: int) -> Any:
-        """An array that is there already: the result is moved, not made."""
+        """Return an existing array: the result is moved, not created."""
         if self.kept is None or self.kept.nbytes != n:
             self.kept = np.ones(n, np.uint8)
         return self.kept
@@ -70,7 +70,7 @@ Worker: Any = ray.remote(num_cpus=0)(Echo)
 
 
 def start() -> float:
-    """Bring up the local cluster; the seconds it took."""
+    """Start the local cluster; return the seconds."""
     begin = time.perf_counter()
     ray.init(
         num_cpus=40,
@@ -87,7 +87,7 @@ def everywhere(actors: list[Any]) -> Any:
 
 
 def spawn_n(n: int) -> None:
-    """Twice; the first includes starting the cluster, as the first mesh of a controller does."""
+    """Spawn twice; the first includes the start of the cluster, as the first mesh of a controller does."""
     init = start()
     for tag in ("", "_again"):
         begin = time.perf_counter()
@@ -103,7 +103,7 @@ def spawn_n(n: int) -> None:
 
 
 def calls() -> None:
-    """Round trips, fan-out and rates."""
+    """Measure round trips, fan-out and rates."""
     start()
     actors = [Worker.remote() for _ in range(8)]
     everywhere(actors)
@@ -125,7 +125,7 @@ def calls() -> None:
 
 
 def rss() -> None:
-    """Memory of an idle worker."""
+    """Measure the memory of an idle worker."""
     start()
     actors = [Worker.remote() for _ in range(8)]
     pids = ray.get([a.pid.remote() for a in actors])
@@ -136,7 +136,7 @@ def rss() -> None:
 
 
 def payload() -> None:
-    """Arrays as argument and as result."""
+    """Measure arrays as argument and as result."""
     start()
     one = Worker.remote()
     for size, n in SIZES.items():
@@ -147,13 +147,13 @@ def payload() -> None:
 
 
 def fail() -> None:
-    """SIGKILL of one of 8 workers, with a call pending on it and while idle."""
+    """SIGKILL one of 8 workers, with a call pending on it and while idle."""
     start()
     for kind in ("pending", "idle"):
         actors = [Worker.remote() for _ in range(8)]
         pids = ray.get([a.pid.remote() for a in actors])
         pending = [a.sleep.remote(60) for a in actors] if kind == "pending" else None
-        time.sleep(1)  # lets the calls reach the workers: nothing tells when they have
+        time.sleep(1)  # lets the calls reach the workers; nothing reports their arrival
         begin = time.perf_counter()
         os.kill(pids[3], signal.SIGKILL)
         error = "none"

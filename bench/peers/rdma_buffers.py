@@ -22,7 +22,7 @@ def _rdma() -> Any:
 
 
 class Ends(Actor):
-    """Owns a buffer, or reaches for another's."""
+    """An actor that owns a buffer, or accesses another actor's."""
 
     @endpoint
     async def own(self, n: int) -> Any:
@@ -48,7 +48,7 @@ class Ends(Actor):
 
 
 def bulk() -> None:
-    """GB/s of `read_into` and `write_from`."""
+    """Measure the GB/s of `read_into` and `write_from`."""
     procs = api.this_host().spawn_procs({"gpus": 2})
     actors = procs.spawn("ends", Ends)
     owner, other = actors.slice(gpus=0), actors.slice(gpus=1)

@@ -1,5 +1,5 @@
-"""``python -m bench.sync``: how long it takes until a workspace is on all hosts, beside rsync and torchmonarch.
+"""``python -m bench.sync``: the time until a workspace is on all hosts, compared with rsync and torchmonarch.
 
-``trees`` makes the trees, ``hosts`` the places that receive them, ``peers`` what sends them; ``rows`` knows the bars,
-``phases`` measures, and ``__main__`` prints.
+``trees`` creates the trees, ``hosts`` the hosts that receive them, ``peers`` the tools that send them; ``rows`` has the
+bars, ``phases`` measures, and ``__main__`` prints.
 """

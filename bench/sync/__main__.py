@@ -28,7 +28,7 @@ PHASES = ("whole", "some", "inside", "first1", "first4", "cable1", "cable4", "mo
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.sync", description=__doc__)
     parser.add_argument("phases", nargs="*", metavar="PHASE", help=f"of {', '.join(PHASES)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="trees of a fiftieth, fewer hosts, one round")
@@ -53,7 +53,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def shown(bench: Bench) -> Table:
-    """One row a metric that was measured."""
+    """Return one row for each measured metric."""
     found = report.medians(bench.results)
     table = Table(box=box.MARKDOWN)
     table.add_column("what", no_wrap=True)
@@ -85,7 +85,7 @@ def shown(bench: Bench) -> Table:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the phases; the exit status."""
+    """Run the phases; return the exit status."""
     args = arguments(argv)
     args.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Where trees go to: hosts that are workers of this machine, or network namespaces of it."""
+"""Hosts that receive trees: workers of this machine, or its network namespaces."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import IO, Protocol
 
 from bench.environments import ROOT
 
-#: To start or to end a program (seconds).
+#: The time limit to start or end a program (seconds).
 PATIENCE = 60.0
-#: Between two looks at the memory of processes (seconds).
+#: The interval of measurements of processes' memory (seconds).
 LOOK = 0.02
 
 
@@ -39,7 +39,7 @@ class Program(Protocol):
 
 
 class LocalProgram:
-    """A process of this machine, in a session of its own."""
+    """A process of this machine, in a separate session."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: IO[str]) -> None:
         self._popen = subprocess.Popen(
@@ -68,21 +68,21 @@ class LocalProgram:
         return self._popen.stdout
 
     def wait(self, timeout: float = PATIENCE) -> int:
-        """Its exit status."""
+        """Wait for its end; return its exit status."""
         return self._popen.wait(timeout)
 
     def signal(self, number: int) -> None:
-        """Send it a signal, if it still runs."""
+        """Send it a signal if it is still running."""
         if self._popen.poll() is None:
             self._popen.send_signal(number)
 
 
 class Place:
-    """Some hosts and a client beside them. Here all are processes of this machine.
+    """Some hosts and a client beside them. In this class, all are processes of this machine.
 
     Attributes:
-        count: how many hosts it has.
-        folder: on disk; each host has one of its own in it.
+        count: the number of hosts.
+        folder: a folder on disk with a subfolder for each host.
     """
 
     kind = "workers of this machine"
@@ -93,12 +93,12 @@ class Place:
         self._log = (folder / "log").open("a")
 
     def address(self, host: int | None) -> str:
-        """The address of a host; None: of the client."""
+        """Return the address of a host; None: of the client."""
         del host
         return "127.0.0.1"
 
     def disk(self, host: int) -> Path:
-        """The folder of a host."""
+        """Return the folder of a host."""
         path = self.folder / f"host{host}"
         path.mkdir(exist_ok=True)
         return path
@@ -109,17 +109,17 @@ class Place:
         return LocalProgram(command, {"PYTHONUNBUFFERED": "1", **(env or {})}, self._log)
 
     def log(self) -> str:
-        """The end of what all programs have said."""
+        """Return the end of the output of all programs."""
         self._log.flush()
         return (self.folder / "log").read_text(errors="replace")[-3000:]
 
     def close(self) -> None:
-        """The end of the hosts; what lies on them stays."""
+        """End the hosts; their files stay."""
         self._log.close()
 
 
 class NamespacePlace(Place):
-    """The same with network namespaces: nothing but the network joins the hosts, but they have one disk."""
+    """The same with network namespaces: the hosts are connected only by the network, but share one disk."""
 
     kind = "network namespaces"
 
@@ -150,13 +150,13 @@ class NamespacePlace(Place):
 
 @contextmanager
 def place(count: int, folder: Path, namespaces: bool = True, rate: float | None = None) -> Generator[Place]:
-    """So many hosts: namespaces where these can be made and are wanted, else workers of this machine.
+    """Create this many hosts: namespaces if possible and wanted, else workers of this machine.
 
     Args:
-        rate: what the cable of each host, and of the client, carries in each direction (bits/s); None: as it comes.
+        rate: the bandwidth of the cable of each host, and of the client, in each direction (bits/s); None: unlimited.
 
     Raises:
-        CannotMakeHosts: there are no namespaces whose cables can be limited.
+        CannotMakeHosts: namespaces with limited cables cannot be created.
     """
     from tests.network.hosts import CannotMakeHosts
 
@@ -178,7 +178,7 @@ def place(count: int, folder: Path, namespaces: bool = True, rate: float | None 
 def running(
     where: Place, host: int | None, command: Sequence[str], env: Mapping[str, str] | None = None
 ) -> Generator[Program]:
-    """A program that ends with the block."""
+    """Run a program for the duration of the block."""
     program = where.start(host, command, env)
     try:
         yield program
@@ -194,7 +194,7 @@ def running(
 
 @contextmanager
 def workers(where: Place, stores: Sequence[Path], key: Path) -> Generator[tuple[list[str], list[Program]]]:
-    """A worker of ours for each store, on hosts in turn; their URLs, and the workers."""
+    """Start a worker of ours for each store, on hosts in turn; yield their URLs, and the workers."""
     with ExitStack() as all_of_them:
         started: list[Program] = []
         for number, store in enumerate(stores):
@@ -210,9 +210,9 @@ def workers(where: Place, stores: Sequence[Path], key: Path) -> Generator[tuple[
 
 
 class PeakMemory:
-    """The largest resident size that any process below some others has had meanwhile (MB).
+    """The largest resident size of any descendant of some processes over a period (MB).
 
-    A process that begins and ends between two looks is not seen.
+    A process that begins and ends between two measurements is missed.
     """
 
     def __init__(self, *roots: int) -> None:
@@ -231,7 +231,7 @@ class PeakMemory:
 
     @property
     def most(self) -> float:
-        """Of the largest process (MB)."""
+        """The size of the largest process (MB)."""
         return max(self._peaks.values(), default=0.0)
 
     def _watch(self) -> None:
@@ -246,7 +246,7 @@ class PeakMemory:
 
 
 def family(*roots: int) -> list[int]:
-    """Processes and all their descendants."""
+    """Return processes and all their descendants."""
     found = list(roots)
     for pid in found:
         with contextlib.suppress(OSError):

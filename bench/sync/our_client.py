@@ -24,7 +24,7 @@ class Reader(Actor):
 
     @endpoint
     def value(self, trees: list[str], name: str) -> int:
-        """What the module has now, which is imported as if for the first time; ``trees`` has the place on each host."""
+        """Return the value of the module, imported as if for the first time; ``trees`` has the place on each host."""
         tree = trees[current_rank().rank]
         if tree not in sys.path:
             sys.path.insert(0, tree)
@@ -41,7 +41,7 @@ def attach(workers: list[str], key: str) -> None:
 
 
 def sync(source: str, count: int | None = None, env: str | None = None) -> dict[str, Any]:
-    """Sync a folder, or an environment, to all hosts or the first of them; seconds and what the receipt says."""
+    """Sync a folder or an environment to all hosts or the first ones; return the seconds and data of the receipt."""
     some = hosts if count is None else hosts.slice(hosts=slice(0, count))
     workspace = Workspace(dirs=[source] if source else [])
     began = time.perf_counter()
@@ -57,13 +57,13 @@ def sync(source: str, count: int | None = None, env: str | None = None) -> dict[
 
 
 def spawn(source: str) -> None:
-    """A rank on each host, which will be asked for what it imports."""
+    """Spawn a rank on each host, which will be queried for its imports."""
     procs = hosts.spawn_procs(per_host={"gpus": 1})
     readers[source] = procs.spawn("reader", Reader)
 
 
 def imported(source: str, module: str, value: int) -> dict[str, Any]:
-    """Sync, and have all ranks import the module; seconds until the last has this value."""
+    """Sync, and make all ranks import the module; return the seconds until the last one has this value."""
     began = time.perf_counter()
     result = sync(source)
     tree = f"current/tree/{os.path.basename(source)}"
@@ -76,7 +76,7 @@ def imported(source: str, module: str, value: int) -> dict[str, Any]:
 
 
 def memory() -> float:
-    """The largest resident size so far (MB)."""
+    """Return the largest resident size so far (MB)."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM:"))
 

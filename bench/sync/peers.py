@@ -1,4 +1,4 @@
-"""What sends trees to hosts: this project, rsync, and torchmonarch's own ``sync_workspace``."""
+"""Tools that send trees to hosts: this project, rsync, and torchmonarch's own ``sync_workspace``."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from bench.sync.rows import MONARCH, OURS, RSYNC
 from bench.sync.service import Client, PeerFailedError
 from bench.sync.trees import MODULE, BenchTree
 
-#: A peer that has used no CPU for so long is at rest; the longest that is waited for it (seconds).
+#: A peer without CPU use for this long is at rest; the longest wait for that (seconds).
 REST, REST_AT_MOST = 0.4, 120.0
 
 
 class SyncPeer(ABC):
-    """One way to make the copies on hosts equal to a tree."""
+    """A tool that makes the copies on hosts equal to a tree."""
 
     name: str
 
     def __init__(self, client: Client, tree: BenchTree, programs: Sequence[Program]) -> None:
         self.client = client
         self.tree = tree
-        #: What runs on hosts.
+        #: The programs on hosts.
         self.programs = list(programs)
 
     @abstractmethod
     def sync(self) -> dict[str, Any]:
-        """Do it; ``seconds``, and what else the peer knows."""
+        """Sync; return ``seconds``, and further data of the peer."""
 
     @abstractmethod
     def copies(self) -> list[Path]:
-        """Where the tree is on each host."""
+        """Return the path of the tree on each host."""
 
     def edited(self, value: int) -> float:
-        """Sync after the module was edited, until the hosts have it (seconds)."""
+        """Sync after an edit of the module; return the time until the hosts have it (seconds)."""
         seconds = self.sync()["seconds"]
         for copy in self.copies():
             if str(value) not in (copy / f"{MODULE}.py").read_text():
@@ -56,7 +56,7 @@ class SyncPeer(ABC):
         """Compare files on the hosts with the client's.
 
         Raises:
-            PeerFailedError: one differs.
+            PeerFailedError: a file differs.
         """
         for copy in self.copies():
             for name in names:
@@ -64,19 +64,19 @@ class SyncPeer(ABC):
                     raise PeerFailedError(f"{copy / name} is not what the client has")
 
     def rest(self) -> None:
-        """Wait until nothing of it works any more, and what was written is on disk."""
+        """Wait until its processes are idle, and written data is on disk."""
         end = time.monotonic() + REST_AT_MOST
         before = self._ticks()
         while time.monotonic() < end:
             time.sleep(REST)
             now = self._ticks()
-            if now - before <= 1 + len(self.programs) // 4:  # each worker says now and then that it is there
+            if now - before <= 1 + len(self.programs) // 4:  # each worker sends occasional signs of life
                 break
             before = now
         os.sync()
 
     def _ticks(self) -> int:
-        """CPU time of all its processes (in ticks)."""
+        """Return the CPU time of all its processes (in ticks)."""
         total = 0
         for pid in family(self.client.program.pid, *(program.pid for program in self.programs)):
             try:
@@ -88,7 +88,7 @@ class SyncPeer(ABC):
 
 
 class Rsync(SyncPeer):
-    """A daemon on each host, and one rsync for each at the client, all at the same time."""
+    """A daemon on each host, and one rsync for each at the client, all in parallel."""
 
     name = RSYNC
 
@@ -106,7 +106,7 @@ class Rsync(SyncPeer):
 
 
 class Monarch(SyncPeer):
-    """``HostMesh.sync_workspace``, which starts a daemon of rsync at the client that each host pulls from."""
+    """``HostMesh.sync_workspace``, which starts an rsync daemon at the client that each host pulls from."""
 
     name = MONARCH
 
@@ -135,7 +135,7 @@ class Ours(SyncPeer):
         return self.client.ask("sync", source=str(self.tree.path))
 
     def spawn(self) -> None:
-        """A rank on each host, in the synced tree; from now on ``edited`` asks these what they import."""
+        """Spawn a rank on each host, in the synced tree; ``edited`` then queries their imports."""
         self.client.ask("spawn", source=str(self.tree.path))
         self._spawned = True
 
@@ -154,7 +154,7 @@ class Ours(SyncPeer):
 
 @contextmanager
 def rsync_peer(where: Place, tree: BenchTree) -> Generator[Rsync]:
-    """rsync with empty hosts.
+    """Start rsync with empty hosts.
 
     Raises:
         PeerFailedError: it is not installed.
@@ -207,11 +207,11 @@ HOSTS_ALLOW = (
 
 @contextmanager
 def monarch_peer(count: int, folder: Path, tree: BenchTree, named: bool = True) -> Generator[Monarch]:
-    """torchmonarch with empty hosts, which are workers of this machine, whatever the others' are.
+    """Start torchmonarch with empty hosts, which are always workers of this machine.
 
     Args:
         count: of the hosts.
-        folder: for what they store.
+        folder: for their files.
         tree: to sync.
         named: whether its client runs where ``ip6-localhost`` has an address.
 
@@ -248,7 +248,7 @@ def monarch_peer(count: int, folder: Path, tree: BenchTree, named: bool = True) 
 
 
 def needs_names(folder: Path, tree: BenchTree) -> bool:
-    """Whether torchmonarch's client can sync only where ``ip6-localhost`` has an address.
+    """Return whether torchmonarch's client can sync only where ``ip6-localhost`` has an address.
 
     Raises:
         EnvironmentFailed, PeerFailedError: it cannot be installed, or cannot run at all.
@@ -267,7 +267,7 @@ def needs_names(folder: Path, tree: BenchTree) -> bool:
 
 @contextmanager
 def our_peer(where: Place, tree: BenchTree, stores: Sequence[Path], key: Path) -> Generator[Ours]:
-    """This project with a worker for each store, which stand on the place's hosts in turn."""
+    """Start this project with a worker for each store; the workers are on the hosts in turn."""
     with ExitStack() as programs:
         urls, started = programs.enter_context(workers(where, stores, key))
         env = {"MONARCH_KERNEL_SYNC_FOLDER": str(where.folder / "client")}

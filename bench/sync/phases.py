@@ -1,4 +1,4 @@
-"""The measurements: peers take turns in every round, and each proves that the hosts have what the client has."""
+"""The measurements: peers take turns in every round, and each proves that the hosts have the client's content."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from bench.sync.service import PeerFailedError
 from bench.sync.trees import BenchTree, TreeSpec
 from workspace_sync.scanning.chunking import CHUNK
 
-#: A file system may give out the inodes of files that were removed in the last minute only after a long search (ext4
-#: does), so copies are removed when their room is needed, and then nothing is measured for so long (seconds).
+#: A file system may search long before it reuses the inodes of files removed in the last minute (ext4 does). Copies
+#: are therefore removed only when space is needed, and nothing is measured for this long afterwards (seconds).
 RECENT = 65
-#: What stays free on the disk (bytes).
+#: The space on the disk that stays free (bytes).
 ROOM = 5_000_000_000
-#: What the cables of hosts carry in the rows that say so (bits/s).
+#: The bandwidth of hosts' cables in rows that mention it (bits/s).
 CABLE = 1e9
 
 
@@ -39,10 +39,10 @@ class Bench:
 
     Attributes:
         folder: on the disk that is measured.
-        rounds: of each measurement.
-        quick: with smaller trees and fewer hosts.
-        peers: that take part.
-        results: what was found.
+        rounds: the number of rounds of each measurement.
+        quick: whether to use smaller trees and fewer hosts.
+        peers: the peers to measure.
+        results: the measurements.
     """
 
     folder: Path
@@ -71,12 +71,12 @@ class Bench:
         self._turn = 0
 
     def record(self, peer: str, metric: str, value: float | None, **extra: object) -> None:
-        """One figure, or none and why."""
+        """Record one figure, or none with the reason."""
         self.results.append({"peer": peer, "metric": metric, "value": value, **extra})
 
     @contextmanager
     def scratch(self, name: str) -> Generator[Path]:
-        """A folder of which nothing is needed afterwards."""
+        """Create a folder whose content is not needed afterwards."""
         path = self.folder / "scratch" / name
         path.parent.mkdir(exist_ok=True, mode=0o700)
         self._put_away(path)
@@ -90,13 +90,13 @@ class Bench:
             path.rename(self.folder / "scratch" / f"old-{os.getpid()}-{time.monotonic_ns()}")
 
     def clear(self) -> None:
-        """Remove what is not needed any more."""
+        """Remove folders that are no longer needed."""
         for path in (self.folder / "scratch").glob("old-*"):
             shutil.rmtree(path, ignore_errors=True)
 
     def _make_room(self, tree: BenchTree, count: int) -> None:
-        """See to it that all peers have room for their copies, without removing anything shortly before they do."""
-        copies = count * (len(self.peers) + (OURS in self.peers))  # a host of ours has the tree before, too
+        """Ensure that all peers have space for their copies, without removals shortly before they run."""
+        copies = count * (len(self.peers) + (OURS in self.peers))  # a host of ours also has the previous tree
         if shutil.disk_usage(self.folder).free < 1.2 * copies * tree.size + ROOM and any(
             (self.folder / "scratch").glob("old-*")
         ):
@@ -109,7 +109,7 @@ class Bench:
 
     @contextmanager
     def against(self, tree: BenchTree, count: int, rate: float | None = None) -> Generator[list[SyncPeer]]:
-        """All peers with so many empty hosts each; one that cannot run is a note.
+        """Start all peers with this many empty hosts each; a peer that cannot run becomes a note.
 
         Args:
             rate: of their cables (bits/s).
@@ -143,11 +143,11 @@ class Bench:
             yield peer
 
     def ours(self, where: Place, tree: BenchTree) -> AbstractContextManager[Ours]:
-        """This project with a store on each host."""
+        """Start this project with a store on each host."""
         return our_peer(where, tree, [where.disk(host) / "store" for host in range(where.count)], self.key)
 
     def each(self, peers: list[SyncPeer], metric: str, work: Callable[[SyncPeer], float]) -> None:
-        """One measurement of every peer, in turns; one that fails is left out from then on, with a note."""
+        """Measure every peer in turn. A peer that fails is noted and omitted from then on."""
         self._turn += 1
         for n in range(len(peers)):
             peer = peers[(n + self._turn) % len(peers)]
@@ -165,10 +165,10 @@ class Bench:
         failed = {r["peer"] for r in self.results if r["metric"] == metric and r["value"] is None}
         peers[:] = [peer for peer in peers if peer.name not in failed]
 
-    # -- what is measured -------------------------------------------------------------------------
+    # -- measurements -----------------------------------------------------------------------------
 
     def whole(self, tree: BenchTree, prefix: str) -> None:
-        """A tree on two hosts: first, then nothing changed, one file, a thousand files."""
+        """Sync a tree to two hosts: first completely, then unchanged, with one changed file, with a thousand."""
         tree.make().warm()
         with self.against(tree, 2) as peers:
             self.each(peers, f"{prefix}whole2_s", lambda peer: self._with_memory(peer, prefix))
@@ -189,7 +189,7 @@ class Bench:
         self.peaks.clear()
 
     def _with_memory(self, peer: SyncPeer, prefix: str) -> float:
-        """A sync whose memory is watched, which may slow it a little."""
+        """Sync while monitoring memory, which may slow the sync a little."""
         hosts = [program.pid for program in peer.programs]
         with PeakMemory(*hosts) as far, PeakMemory(peer.client.program.pid) as near:
             seconds = peer.sync()["seconds"]
@@ -198,7 +198,7 @@ class Bench:
         return seconds
 
     def inside(self) -> None:
-        """4 KB somewhere in one large file, on one host."""
+        """Change 4 KB somewhere in one large file, on one host."""
         tree = self.big.make()
         tree.warm()
         with self.against(tree, 1) as peers:
@@ -217,7 +217,7 @@ class Bench:
         return result["seconds"]
 
     def first(self, count: int, rate: float | None = None) -> None:
-        """A tree on hosts that have nothing, and a client that has never read it."""
+        """Sync a tree to hosts that have none of it, from a client that has never read it."""
         tree = self.some.make()
         tree.warm()
         for _ in range(self.rounds):
@@ -231,7 +231,7 @@ class Bench:
         return result["seconds"]
 
     def more(self) -> None:
-        """Ranks of more hosts import an edited module: namespaces, then workers of this machine; each has its store."""
+        """Make ranks of more hosts import an edited module: namespaces, then workers here, each with its store."""
         some, few = self.some.make(), self.few.make()
         with self.scratch("several") as folder, place(self.several, folder) as where, self.ours(where, some) as peer:
             self._edits(peer, "edit8_s")
@@ -245,13 +245,13 @@ class Bench:
     def _edits(self, peer: Ours, metric: str) -> None:
         peer.sync()
         peer.spawn()
-        peer.sync()  # ranks that have just started are told to note what they import, for which each imports a little
+        peer.sync()  # new ranks must first note their imports, for which each imports a few modules
         for _ in range(self.rounds):
             value = peer.tree.edit()
             self.each([peer], metric, lambda each, value=value: each.edited(value))
 
     def environment(self) -> None:
-        """An environment: the first host has it, and then the second gets it."""
+        """Sync an environment: the first host has it, then the second gets it."""
         prefix = Path(sys.prefix)
         sizes = [file.lstat().st_size for file in prefix.rglob("*") if file.is_file() and not file.is_symlink()]
         say(f"the environment has {len(sizes):,} files, {sum(sizes) / 1e9:.1f} GB")
@@ -273,7 +273,7 @@ class Bench:
                 self.record(OURS, "env_of_disk", disk / result["seconds"])
 
     def kills(self) -> None:
-        """``kill -9`` at random: see ``tests/sync/chaos``."""
+        """Kill with ``kill -9`` at random: see ``tests/sync/chaos``."""
         from tests.sync.chaos.engine import chaos
 
         with self.scratch("kills") as folder:
@@ -285,14 +285,14 @@ class Bench:
 
 
 def proven(peer: SyncPeer, names: Sequence[str]) -> dict[str, Any]:
-    """A sync, after which the hosts have these files as the client does; what it says."""
+    """Sync, prove that the hosts have the client's content of these files, and return the peer's data."""
     result = peer.sync()
     peer.prove(names)
     return result
 
 
 def written_per_second(file: Path, size: int) -> float:
-    """Bytes that the disk takes, one after the other."""
+    """Measure the bytes per second of sequential writes to the disk."""
     piece = os.urandom(16 << 20)
     began = time.perf_counter()
     with file.open("wb", buffering=0) as out:
@@ -305,5 +305,5 @@ def written_per_second(file: Path, size: int) -> float:
 
 
 def say(text: str) -> None:
-    """A line about how far it is."""
+    """Print a line about the progress."""
     print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What is measured, and what must be reached."""
+"""The measured metrics, and their bars."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SyncRow:
         metric: its key in the results.
         label: as shown.
         most: ours must be at most this.
-        of_rsync: ours must be at most this part of rsync's.
+        of_rsync: ours must be at most this fraction of rsync's.
     """
 
     metric: str
@@ -26,7 +26,7 @@ class SyncRow:
     of_rsync: float | None = None
 
     def verdict(self, ours: float | None, rsync: float | None) -> str:
-        """The bars, and whether they are met: "<= 0.5 ok", "<= 0.5 x rsync MISS"; "?": not measured."""
+        """Render the bars, and whether they are met: "<= 0.5 ok", "<= 0.5 x rsync MISS"; "?": not measured."""
         said: list[str] = []
         if self.most is not None:
             said.append(f"<= {self.most:g} {mark(ours, self.most)}")

@@ -1,4 +1,4 @@
-"""Runs rsync, to one daemon or to several at the same time: ``python -m bench.sync.rsync_client``."""
+"""Run rsync, to one daemon or to several in parallel: ``python -m bench.sync.rsync_client``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.sync.service import serve
 
 
 def sync(source: str, targets: list[str], options: list[str]) -> dict[str, Any]:
-    """Make the targets equal to a folder; seconds, and the bytes that all processes have sent."""
+    """Make the targets equal to a folder; return the seconds, and the bytes that all processes have sent."""
     began = time.perf_counter()
     running = [
         subprocess.Popen(
@@ -34,7 +34,7 @@ def sync(source: str, targets: list[str], options: list[str]) -> dict[str, Any]:
 
 
 def memory() -> float:
-    """The largest resident size of any rsync so far (MB)."""
+    """Return the largest resident size of any rsync so far (MB)."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
 
 

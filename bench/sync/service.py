@@ -1,4 +1,4 @@
-"""Requests as lines of JSON: a peer's client is a process of its own, whose clock and memory are its own, too.
+"""Requests as lines of JSON: a peer's client is a separate process, with separate clock and memory figures.
 
 Runs inside the peers' environments, so it needs the standard library alone.
 """
@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bench.sync.hosts import Program
 
-#: A request that takes longer has failed (seconds).
+#: The time limit of a request (seconds).
 DEADLINE = 180.0
 
 
 class PeerFailedError(Exception):
-    """A peer did not do what it was asked to; the message is its own."""
+    """A peer failed to fulfil a request; the message is the peer's."""
 
 
 def serve(handlers: Mapping[str, Callable[..., Any]]) -> None:
-    """Answer requests until stdin ends. Whatever else is printed goes to stderr."""
+    """Answer requests until stdin ends. All other output goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -45,7 +45,7 @@ class Client:
         self.program = program
 
     def ask(self, what: str, **request: Any) -> Any:
-        """One request; its value.
+        """Send one request; return its value.
 
         Raises:
             PeerFailedError: it failed, there is no answer, or the process has ended.
@@ -54,12 +54,12 @@ class Client:
         return self.answer()
 
     def send(self, what: str, **request: Any) -> None:
-        """One request, whose ``answer`` is waited for later."""
+        """Send one request; wait for its ``answer`` later."""
         self.program.stdin.write(json.dumps({"what": what, **request}) + "\n")
         self.program.stdin.flush()
 
     def answer(self) -> Any:
-        """The value of the oldest request without an answer; raises as ``ask`` does."""
+        """Return the value of the oldest unanswered request; raises as ``ask`` does."""
         ready, _, _ = select.select([self.program.stdout], [], [], DEADLINE)
         if not ready:
             raise PeerFailedError(f"no answer within {DEADLINE:g} s")

@@ -1,4 +1,4 @@
-"""Trees to sync: the same bytes from the same seed, made once under a folder and used again, and changes to them."""
+"""Trees to sync, and changes to them. Equal seeds produce equal bytes; a tree is created once and reused."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-#: What is written at a time (bytes).
+#: The number of bytes written at a time.
 PIECE = 16 << 20
 #: The module that is edited, and imported by ranks.
 MODULE = "edited"
-#: A file of at most so many bytes is small.
+#: The maximum size of a small file (bytes).
 SMALL = 16 << 10
-#: Files in a folder, and folders in a folder.
+#: The number of files in a folder, and of folders in a folder.
 PER_FOLDER, PER_PARENT = 20, 25
 
 
 @dataclass(frozen=True)
 class TreeSpec:
-    """What a tree is made from.
+    """Parameters of a tree.
 
     Attributes:
         name: of its folder.
-        files: how many it has, beside the module.
-        size: of all of them (bytes).
+        files: the number of files, without the module.
+        size: their total size (bytes).
         seed: of sizes and content.
     """
 
@@ -39,7 +39,7 @@ class TreeSpec:
     seed: int = 13
 
     def layout(self) -> Iterator[tuple[str, int]]:
-        """The path and size of each file: sizes as in a tree of sources and data, half of them below some 8 KB."""
+        """Iterate over path and size of each file: sizes as in a tree of sources and data, half below some 8 KB."""
         draw = random.Random(self.seed)
         drawn = [draw.lognormvariate(math.log(6000), 1.9) for _ in range(self.files)]
         scale = self.size / sum(drawn)
@@ -60,11 +60,11 @@ class BenchTree:
 
     @property
     def size(self) -> int:
-        """Bytes of its files."""
+        """The size of its files (bytes)."""
         return sum(size for _, size in self._files)
 
     def make(self) -> BenchTree:
-        """Write it, unless an earlier run has; a tree that was left unfinished is made again."""
+        """Write the tree unless an earlier run has; an unfinished tree is written again."""
         stamp = self.path.with_suffix(".made")
         wanted = json.dumps(asdict(self.spec))
         if not (stamp.exists() and stamp.read_text() == wanted):
@@ -84,7 +84,7 @@ class BenchTree:
         return self
 
     def warm(self) -> None:
-        """Read everything once, so that each peer finds it in the page cache."""
+        """Read everything once, so that it is in the page cache for each peer."""
         buffer = bytearray(PIECE)
         for name, _ in self._files:
             with open(self.path / name, "rb", buffering=0) as file:
@@ -92,14 +92,14 @@ class BenchTree:
                     pass
 
     def edit(self) -> int:
-        """Edit the module; the value that it now has."""
+        """Edit the module; return its new value."""
         self._changes += 1
-        value = (os.getpid() << 20) + self._changes  # never one of an earlier run
+        value = (os.getpid() << 20) + self._changes  # never equal to a value of an earlier run
         (self.path / f"{MODULE}.py").write_text(f'"""Edited by the bench."""\n\nVALUE = {value}\n')
         return value
 
     def change_small(self, count: int) -> list[str]:
-        """Write other bytes of the same length into small files; their paths."""
+        """Write other bytes of the same length into small files; return their paths."""
         draw = self._random()
         names = [(name, size) for name, size in self._files if size <= SMALL][:count]
         for name, size in names:
@@ -107,7 +107,7 @@ class BenchTree:
         return [name for name, _ in names]
 
     def change_inside(self, size: int) -> str:
-        """Overwrite some bytes somewhere in the largest file; its path."""
+        """Overwrite some bytes somewhere in the largest file; return its path."""
         draw = self._random()
         name, length = max(self._files, key=lambda each: each[1])
         with (self.path / name).open("r+b") as file:
@@ -116,7 +116,7 @@ class BenchTree:
         return name
 
     def sample(self, count: int = 200) -> list[str]:
-        """Some of its files, spread over all of it, and the module."""
+        """Return some of its files, spread over the whole tree, and the module."""
         step = max(1, len(self._files) // count)
         return [f"{MODULE}.py", *(name for name, _ in self._files[::step])]
 

@@ -23,12 +23,12 @@ GROUPS = {
     "heal": [OURS],
 }
 SCRIPTS = {"engine": "engine", "dtensor": "dtensors", "allreduce": "dtensors", "death": "failures", "heal": "failures"}
-#: Groups with one number of ranks: a gigabyte on each in the all-reduce.
+#: Groups that run with one number of ranks only: the all-reduce has a gigabyte on each.
 RANKS = {"allreduce": 4, "death": 4, "heal": 4}
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.tensors", description=__doc__)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="one short round, with 1 and 4 ranks")
@@ -54,7 +54,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def command(peer: str, python: Path, group: str, ranks: int) -> list[str]:
-    """What runs one group of a peer with this many ranks."""
+    """Return the command that runs one group of a peer with this many ranks."""
     if peer == SPMD:
         torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         return [str(python), "-m", *torchrun, "-m", "bench.tensors.spmd", group]
@@ -62,7 +62,7 @@ def command(peer: str, python: Path, group: str, ranks: int) -> list[str]:
 
 
 def plan(groups: list[str], ranks: list[int], peers: list[str]) -> list[tuple[str, int, str]]:
-    """(group, ranks, peer) in the order of one round: the peers in turn."""
+    """Return the (group, ranks, peer) items of one round in order: the peers in turn."""
     return [
         (group, n, peer)
         for group in groups
@@ -73,12 +73,12 @@ def plan(groups: list[str], ranks: list[int], peers: list[str]) -> list[tuple[st
 
 
 def counts(found: report.Medians) -> list[int]:
-    """The numbers of ranks that something was measured with."""
+    """Return the numbers of ranks that have measurements."""
     return sorted({int(metric.partition("@")[2]) for _, metric in found})
 
 
 def shown(found: report.Medians) -> Table:
-    """One row for each metric and number of ranks."""
+    """Return one row for each metric and number of ranks."""
     table = Table(box=box.MARKDOWN)
     table.add_column("what", no_wrap=True)
     for name in ("ranks", *PEERS, "ratio", "bar"):
@@ -96,7 +96,7 @@ def shown(found: report.Medians) -> Table:
 
 
 def missed(found: report.Medians) -> list[str]:
-    """The lines in which a bar was missed."""
+    """Return the lines in which a bar was missed."""
     return [
         f"{row.label.strip()}, {n} ranks"
         for row in ROWS
@@ -106,7 +106,7 @@ def missed(found: report.Medians) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the rounds; the exit status."""
+    """Run the rounds; return the exit status."""
     args = arguments(argv)
     session = BenchSession(args.peers)
 

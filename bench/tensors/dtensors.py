@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def timed(work: Any) -> tuple[float, float]:
-    """Seconds until all ranks have done it, and those that all processes compute for it.
+    """Measure the seconds until all ranks have done the work, and the processor seconds of all processes for it.
 
-    The first is the median over repeats, after one that warms up.
+    The first figure is the median over repeats, after a warm-up.
     """
     work()
     cpu = cpu_seconds()
@@ -31,11 +31,11 @@ def timed(work: Any) -> tuple[float, float]:
 
 
 def _nothing(_: torch.Tensor) -> None:
-    """What ranks do when they have done all that was before."""
+    """Do nothing: ranks run this after all previous work."""
 
 
 def chain(mesh: Mesh, of: Chain) -> tuple[float, float]:
-    """Microseconds of one operation in a chain of them, and those that all processes compute for it."""
+    """Measure the microseconds of one operation in a chain, and the processor time of all processes for it."""
     from monarch_kernel.distributed import distribute
     from monarch_kernel.tensor import call_on_shard_and_fetch
 
@@ -46,14 +46,14 @@ def chain(mesh: Mesh, of: Chain) -> tuple[float, float]:
         z: Any = x
         for _ in range(of.count):
             z = of.operation(z, y)
-        call_on_shard_and_fetch(_nothing, z).get()  # returns when every rank has come to it
+        call_on_shard_and_fetch(_nothing, z).get()  # returns when every rank has reached it
 
     took, cpu = timed(work)
     return took / of.count * 1e6, cpu / of.count * 1e6
 
 
 def dtensor(ranks: int) -> None:
-    """Chains of DTensor operations."""
+    """Measure chains of DTensor operations."""
     from monarch_kernel.distributed import Mesh
 
     with Mesh((ranks,), ("ranks",)) as mesh, torch.no_grad():
@@ -64,7 +64,7 @@ def dtensor(ranks: int) -> None:
 
 
 def allreduce(ranks: int) -> None:
-    """A gigabyte on each rank, summed in place by ``reduce_``."""
+    """Sum a gigabyte on each rank in place by ``reduce_``."""
     from monarch_kernel.actor import this_host
     from monarch_kernel.tensor import fetch_shard
 
@@ -84,7 +84,7 @@ def allreduce(ranks: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    os.environ["OMP_NUM_THREADS"] = "1"  # on the ranks, as torchrun has it
+    os.environ["OMP_NUM_THREADS"] = "1"  # on the ranks, as set by torchrun
     version(monarch_kernel=__version__, torch=torch.__version__)
     count = int(sys.argv.pop())
     run({"dtensor": lambda: dtensor(count), "allreduce": lambda: allreduce(count)})

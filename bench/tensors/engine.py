@@ -20,44 +20,44 @@ import torch
 from bench.measure import PEER, QUICK, cpu_seconds, emit, note, percentile, run, sample, version
 
 PACKAGE = "monarch_kernel" if PEER == "ours" else "monarch"
-#: Operations sent before the first value is asked for. torchmonarch takes a millisecond for one.
+#: The number of operations sent before the first value is requested. torchmonarch takes a millisecond for one.
 MANY = (1000 if QUICK else 4000) if PEER == "ours" else (200 if QUICK else 1000)
 STEPS = (20 if QUICK else 100) if PEER == "ours" else (5 if QUICK else 20)
 REPLAYS = (50 if QUICK else 200) if PEER == "ours" else (10 if QUICK else 50)
-#: Operations in what is recorded once and replayed.
+#: The number of operations that are recorded once and replayed.
 RECORDED = 50
 REPEATS = 3 if QUICK else 5
 
 
 class Engine:
-    """A mesh of this host on which torch operations run, and the names of the library under measurement."""
+    """A mesh of this host on which torch operations run, and the names of the measured library."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
-        # Any: two libraries with one API stand behind the names.
+        # Any: the names stand for two libraries with one API.
         self.api: Any = importlib.import_module("monarch_kernel.tensor" if PEER == "ours" else "monarch")
         actor: Any = importlib.import_module(f"{PACKAGE}.actor")
         self.procs: Any = actor.this_host().spawn_procs(per_host={"gpus": ranks})
 
     def fetch(self, value: Any) -> Any:
-        """The value on the first rank."""
+        """Return the value on the first rank."""
         return self.api.fetch_shard(value).get(timeout=300)
 
     def compiled(self, function: Callable[..., Any]) -> Any:
-        """The function, recorded at its first call."""
+        """Return the function, to be recorded at its first call."""
         module: Any = importlib.import_module(f"{PACKAGE}.common._coalescing")
-        # verify=False is the faster form of both; ours is measured with its default, which guards more.
+        # verify=False is the faster form of both. Ours is measured with its default, which has more checks.
         return module.compile(function) if PEER == "ours" else module.compile(function, verify=False)
 
     def emit(self, metric: str, value: float, **extra: object) -> None:
-        """One measurement, with the number of ranks in its name."""
+        """Report one measurement, with the number of ranks in its name."""
         emit(f"{metric}@{self.ranks}", value, **extra)
 
 
 def batches(batch: Callable[[], object], n: int) -> tuple[float, float]:
-    """Microseconds of one of n: the median over batches, and what all processes together compute for one.
+    """Measure the microseconds of one of n operations: the median over batches, and all processes' CPU time.
 
-    Other work on the machine hardly disturbs the second figure.
+    Other work on the machine hardly affects the second figure.
     """
     batch()
     before = cpu_seconds()
@@ -66,7 +66,7 @@ def batches(batch: Callable[[], object], n: int) -> tuple[float, float]:
 
 
 def latency(engine: Engine, metric: str, call: Callable[[], object]) -> None:
-    """p50, p99 and processor time of calls one after the other."""
+    """Measure p50, p99 and processor time of consecutive calls."""
     sample(call, 0, 20, 20, warm=0)
     before = cpu_seconds()
     times = sample(call, 1.0, 30, 1000, warm=0)
@@ -77,7 +77,7 @@ def latency(engine: Engine, metric: str, call: Callable[[], object]) -> None:
 
 
 def operations(engine: Engine) -> None:
-    """A thousand operations and more before a value is asked for; fetches; one of each."""
+    """Measure more than a thousand operations before a value is requested, fetches, and single operations."""
     x, y = torch.zeros(4, 4), torch.ones(4, 4)
     for _ in range(50):
         x = x + y
@@ -113,7 +113,7 @@ def operations(engine: Engine) -> None:
 
 
 class Training:
-    """An MLP that is trained on one batch."""
+    """An MLP trained on one batch."""
 
     def __init__(self, optimizer: Any) -> None:
         self.model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
@@ -121,7 +121,7 @@ class Training:
         self.inputs, self.targets = torch.rand(16, 64), torch.rand(16, 64)
 
     def step(self) -> Any:
-        """Forward, backward, and the optimizer; the loss."""
+        """Run forward, backward, and the optimizer; return the loss."""
         self.optimizer.zero_grad()
         loss = ((self.model(self.inputs) - self.targets) ** 2).mean()
         loss.backward()
@@ -130,7 +130,7 @@ class Training:
 
 
 def steps(engine: Engine, metric: str, step: Callable[[], Any], count: int) -> None:
-    """Steps one after the other, until the last has run. The loss must fall."""
+    """Measure consecutive steps, until the last has run. The loss must decrease."""
     loss = step()
     for _ in range(2):
         loss = step()
@@ -150,7 +150,7 @@ def steps(engine: Engine, metric: str, step: Callable[[], Any], count: int) -> N
 
 
 def replays(engine: Engine) -> None:
-    """A function of 50 operations, recorded once: calls one after the other, until the last has run."""
+    """Measure a function of 50 operations, recorded once: consecutive calls, until the last has run."""
     x, y = torch.zeros(4, 4), torch.ones(4, 4)
 
     def additions(x: Any, y: Any) -> Any:
@@ -180,7 +180,7 @@ def replays(engine: Engine) -> None:
 
 
 def attempt(name: str, measure: Callable[[], None]) -> None:
-    """Measure; what the library cannot do is noted, and the rest goes on."""
+    """Measure; note operations that the library does not support, and continue."""
     try:
         measure()
     except Exception as error:
@@ -188,7 +188,7 @@ def attempt(name: str, measure: Callable[[], None]) -> None:
 
 
 def whole(ranks: int) -> None:
-    """Everything with this many ranks."""
+    """Measure everything with this many ranks."""
     start = time.perf_counter()
     engine = Engine(ranks)
     with engine.procs.activate():
@@ -215,7 +215,7 @@ if __name__ == "__main__":
     count = int(sys.argv.pop())
     run({"engine": lambda: whole(count)})
     sys.stdout.flush()
-    # A shutdown that hangs must not hold up the run.
+    # A shutdown that hangs must not delay the run.
     watchdog = threading.Timer(5, lambda: os._exit(0))
     watchdog.daemon = True
     watchdog.start()

@@ -1,7 +1,7 @@
-"""Ranks that are killed under a program: ``python -m bench.tensors.failures GROUP RANKS``.
+"""Ranks killed under a running program: ``python -m bench.tensors.failures GROUP RANKS``.
 
 ``death``: from SIGKILL to the error, in a program that waits for a value, and in one that issues operations. ``heal``:
-``heal_mesh`` of a mesh on which a network is trained, with a snapshot to go back to.
+``heal_mesh`` of a mesh on which a network is trained, with a snapshot to restore.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BEFORE = 0.05
 
 
 def until_told(pid: int, work: Callable[[], object]) -> float:
-    """Seconds from the SIGKILL of a process until `work`, which is at it already, raises `DeviceMeshError`."""
+    """Measure the seconds from the SIGKILL of a process until running `work` raises `DeviceMeshError`."""
     from monarch_kernel.tensor import DeviceMeshError
 
     struck: list[float] = []
@@ -50,7 +50,7 @@ def until_told(pid: int, work: Callable[[], object]) -> float:
 
 
 def death(ranks: int) -> None:
-    """A rank of a mesh dies while the program waits for a value of another, or goes on issuing operations."""
+    """Kill a rank of a mesh while the program waits for a value of another one, or continues issuing operations."""
     from monarch_kernel import heal_mesh
     from monarch_kernel.actor import this_host
     from monarch_kernel.tensor import fetch_shard, remote
@@ -74,21 +74,21 @@ def death(ranks: int) -> None:
                     times.append(until_told(pid, lambda x=x: fetch_shard(slow(x)).get()))
                 else:
                     times.append(until_told(pid, lambda x=x: x + 1))
-                assert heal_mesh(procs).healed  # waits for it
+                assert heal_mesh(procs).healed  # waits for the death
     emit(f"death_waiting_ms@{ranks}", round(statistics.median(waiting) * 1e3, 1), n=KILLS)
     emit(f"death_waiting_most_ms@{ranks}", round(max(waiting) * 1e3, 1), n=KILLS)
     emit(f"death_issuing_ms@{ranks}", round(statistics.median(issuing) * 1e3, 1), n=KILLS)
 
 
 def state_of(model: Any, optimizer: Any) -> list[torch.Tensor]:
-    """All parameters, and the state of the optimizer, here."""
+    """Fetch all parameters, and the state of the optimizer."""
     held = [*model.parameters(), *(x for state in optimizer.state.values() for x in state.values())]
     found = [x.full_tensor() if hasattr(x, "full_tensor") and x.dim() else torch.tensor(float(x)) for x in held]
     return [x.detach().clone() for x in found]
 
 
 def heal(ranks: int) -> None:
-    """A mesh is healed from a snapshot, and its state compared with what it was."""
+    """Heal a mesh from a snapshot, and compare its state with the earlier one."""
     from monarch_kernel.distributed import Mesh
 
     with Mesh((ranks,), ("data",)) as mesh:
@@ -96,7 +96,7 @@ def heal(ranks: int) -> None:
 
 
 def measure_heals(mesh: Mesh, ranks: int) -> None:
-    """Kill a rank in the middle of a step, heal, compare; again and again."""
+    """Kill a rank in the middle of a step, heal, compare; repeatedly."""
     from torch import nn
 
     from monarch_kernel import heal_mesh
@@ -137,7 +137,7 @@ if __name__ == "__main__":
     import monarch_kernel.actor as actors
 
     torch.set_num_threads(1)
-    actors.unhandled_fault_hook = lambda failure: None  # what is lost is healed here
+    actors.unhandled_fault_hook = lambda failure: None  # the loss is healed here
     version(monarch_kernel=__version__, torch=torch.__version__)
     count = int(sys.argv.pop())
     run({"death": lambda: death(count), "heal": lambda: heal(count)})

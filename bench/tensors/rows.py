@@ -1,4 +1,4 @@
-"""What is measured, and what must be reached."""
+"""The measured metrics, and their bars."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class TensorRow:
         most: ours / theirs must be at most this.
         least: ours / theirs must be at least this.
         own: ours must be below this, in the unit of the metric.
-        faster: the metric of ours that this one must beat, and how many times.
-        bar_at: the bar holds for this number of ranks alone; None: for each.
+        faster: the metric of ours that this one must beat, and by which factor.
+        bar_at: the only number of ranks for which the bar applies; None: all.
     """
 
     metric: str
@@ -33,11 +33,11 @@ class TensorRow:
     bar_at: int | None = None
 
     def verdict(self, ranks: int, value: Callable[[str, str], float | None]) -> str:
-        """The bars, and whether they are met: "<= 0.25 ok", "own < 15 MISS"; "?": not measured.
+        """Render the bars, and whether they are met: "<= 0.25 ok", "own < 15 MISS"; "?": not measured.
 
         Args:
-            ranks: how many ranks the line is about.
-            value: the median of (peer, metric) with that many ranks, None if it was not measured.
+            ranks: the number of ranks of the line.
+            value: returns the median of (peer, metric) with that many ranks; None if it was not measured.
         """
         if self.bar_at not in (None, ranks):
             return ""

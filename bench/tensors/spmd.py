@@ -19,9 +19,9 @@ from bench.tensors.work import ALLREDUCE_NUMBERS, ALLREDUCES, CHAINS, REPEATS, C
 
 
 def timed(work: Any) -> tuple[float, float]:
-    """Seconds until the slowest rank has done it, and those that all ranks compute for it.
+    """Measure the seconds until the slowest rank has done the work, and the processor seconds of all ranks for it.
 
-    The first is the median over repeats, after one that warms up.
+    The first figure is the median over repeats, after a warm-up.
     """
     times: list[float] = []
     cpu = 0.0
@@ -37,7 +37,7 @@ def timed(work: Any) -> tuple[float, float]:
 
 
 def chain(mesh: Any, of: Chain) -> tuple[float, float]:
-    """Microseconds of one operation in a chain of them, and those that all ranks compute for it."""
+    """Measure the microseconds of one operation in a chain, and the processor time of all ranks for it."""
     placements = {"shard": [Shard(0)], "replicate": [Replicate()]}
     x, y = (distribute_tensor(t, mesh, placements[p]) for t, p in zip(of.operands(), of.placements, strict=True))
 

@@ -1,4 +1,4 @@
-"""The operations that ``dtensors`` and ``spmd`` run alike."""
+"""The operations that ``dtensors`` and ``spmd`` both run."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import torch
 from bench.measure import QUICK
 
 REPEATS = 3 if QUICK else 5
-#: float32 numbers, a gigabyte (a sixteenth in a quick run), and how often they are reduced in one measurement.
+#: The number of float32 values, a gigabyte (a sixteenth in a quick run), and of reductions in one measurement.
 ALLREDUCE_NUMBERS = (1 << 24 if QUICK else 1 << 28) - 1
 ALLREDUCES = 1
 
 
 @dataclass(frozen=True)
 class Chain:
-    """One operation again and again, its result its first operand.
+    """Chain of one operation, whose result is its next first operand.
 
     Attributes:
-        metric: what its keys in the results begin with.
-        operation: of the last result and an operand that stays.
-        size: of both, rows and columns.
+        metric: the prefix of its keys in the results.
+        operation: of the last result and a constant operand.
+        size: rows and columns of both operands.
         placements: of the first value and of the operand: "shard" (rows over the ranks) or "replicate".
         count: operations in one measurement.
     """
@@ -36,7 +36,7 @@ class Chain:
     count: int
 
     def operands(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first value, and the operand; the product keeps its size however long the chain is."""
+        """Return the first value, and the operand. The magnitude of the product is stable for chains of any length."""
         return torch.ones(self.size, self.size), torch.eye(self.size)
 
 

@@ -18,7 +18,7 @@ from tests.browser.lab import browser_path
 
 HERE = Path(__file__).resolve().parent
 LABEXTENSION = HERE.parents[1] / "labextension"
-#: Scrolling is measured for so long (seconds).
+#: The duration of the scrolling measurement (seconds).
 SCROLLED = 4.0
 
 
@@ -43,7 +43,7 @@ def build(folder: Path) -> None:
 
 @contextmanager
 def opened(width: int = 900, height: int = 900, scale: float = 1, dark: bool = False) -> Generator[Any]:
-    """The page of playwright that shows the views, in a browser of its own."""
+    """Open the page with the views in a separate browser; yield playwright's page."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -55,7 +55,7 @@ def opened(width: int = 900, height: int = 900, scale: float = 1, dark: bool = F
 
 @contextmanager
 def shown(browser: Any, width: int = 900, height: int = 900, scale: float = 1, dark: bool = False) -> Generator[Any]:
-    """The page of a browser that shows the views."""
+    """Open the page with the views in a browser; yield playwright's page."""
     with tempfile.TemporaryDirectory() as folder:
         build(Path(folder))
         page = browser.new_page(
@@ -72,12 +72,12 @@ def shown(browser: Any, width: int = 900, height: int = 900, scale: float = 1, d
 
 
 def measure(ranks: int, hosts: int = 0, rounds: int = 5) -> dict[str, float]:
-    """What a mesh of this size costs in the browser.
+    """Measure the costs of a mesh of this size in the browser.
 
     Args:
-        ranks: of the mesh.
-        hosts: that they are on; 0: eight ranks on each.
-        rounds: the middle of so many is taken where a figure is of one moment.
+        ranks: the number of ranks of the mesh.
+        hosts: the number of their hosts; 0: eight ranks on each.
+        rounds: the number of rounds; figures of single events are medians over them.
 
     Returns:
         ``first_paint``, ``change_paint`` (ms, from the message to the picture), ``change_cost`` (ms of the main thread
@@ -112,7 +112,7 @@ def _show_cells(page: Any) -> None:
 
 
 def pictures(folder: Path) -> None:
-    """Pictures of the views at many sizes, in both themes, as PNG files in a folder."""
+    """Take pictures of the views at many sizes, in both themes, as PNG files in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     sizes = [(1, 1), (8, 1), (16, 16), (16, 2), (64, 8), (256, 32), (256, 1), (1024, 128), (4096, 512), (4096, 1)]
     for dark in (False, True):
@@ -152,7 +152,7 @@ def pictures(folder: Path) -> None:
 
 
 def main() -> None:
-    """Measure, or with ``--pictures`` take pictures."""
+    """Measure, or take pictures with ``--pictures``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pictures", type=Path, help="the folder for PNG files")
     parser.add_argument("--ranks", type=int, nargs="*", default=[1000, 4096])

@@ -1,7 +1,7 @@
-"""Copy environments (conda, venv, uv) to hosts as their installers would have made them there.
+"""Copy environments (conda, venv, uv) to hosts as their installers would have created them there.
 
-No function here needs actors. ``environment_manifest`` reads an environment at the client, ``check_compatible`` refuses
-hosts on which it cannot run, and ``Rewriter`` puts a host's prefix into its files.
+Nothing in this package needs actors. ``environment_manifest`` reads an environment at the client, ``check_compatible``
+refuses hosts on which it cannot run, and ``Rewriter`` puts a host's prefix into its files.
 """
 
 from workspace_sync.environment.creation import create

@@ -1,7 +1,7 @@
 """``bin/conda-unpack`` of a packed environment: write the environment's current prefix into its files.
 
-It is packed as a zip that Python runs, with the modules that it needs, so a host needs no package for it. Like
-conda-pack's script of this name, it runs once, after any tool has extracted the archive.
+It is packed as a zip that Python can run, together with the modules that it needs. A host therefore needs no package
+to run it. Like conda-pack's script of this name, it runs once, after any tool has extracted the archive.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FILES = "files.json"
 
 
 def unpack(script: str) -> int:
-    """Rewrite the files of the environment that a script is in; returns how many."""
+    """Rewrite the files of the environment that contains this script; return the number of files."""
     prefix = os.path.dirname(os.path.dirname(os.path.abspath(script)))
     with zipfile.ZipFile(script) as archive:
         entries = json.loads(archive.read(FILES))
@@ -60,5 +60,5 @@ def main() -> None:
     script = sys.argv[0]
     count = unpack(script)
     print(f"conda-unpack: {count} files name {os.path.dirname(os.path.dirname(os.path.abspath(script)))} now")
-    # Its list of prefixes holds no more.
+    # Its list of prefixes is no longer valid.
     os.unlink(script)

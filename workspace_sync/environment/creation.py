@@ -1,12 +1,13 @@
-"""Create environments from lock files, on a host that has its own package cache or can reach the packages.
+"""Create environments from lock files, on a host that has a package cache or can reach the packages.
 
 ``locked.py`` uses this when a sync has a lock file.
 
 Conda environments (``conda-lock.yml``, pixi's lock file, and lists that begin with ``@EXPLICIT``) are installed by
 py-rattler from the cache that it shares with pixi; wheels (``uv.lock``, ``pylock.toml``) by uv, or else by pip, with
-the hashes of the lock file. Nothing is solved and nothing is built: what the file does not name exactly is an error.
+the hashes of the lock file. Nothing is solved or built: a package that the file does not pin exactly is an error.
 
-Source: PEP 751 (pylock.toml); https://docs.astral.sh/uv/concepts/resolution/#lockfile; https://conda.github.io/conda-lock/.
+Source: PEP 751 (pylock.toml); https://docs.astral.sh/uv/concepts/resolution/#lockfile;
+https://conda.github.io/conda-lock/.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from monarch_kernel import programs
 from workspace_sync.environment.kinds import Environment, environment
 from workspace_sync.model.errors import IncompatibleError, StoreError
 
-#: No lock file is larger (bytes).
+#: The maximum size of a lock file (bytes).
 _LARGEST = 64 << 20
 
 
@@ -41,10 +42,10 @@ class LockedWheel:
 
     Attributes:
         name: of the package.
-        url: where it is.
-        hashes: "sha256:…" and the like; one that fits is enough.
+        url: its address.
+        hashes: "sha256:…" and the like; one match is enough.
         version: of the package.
-        index: the index that it is from, under which uv's cache has it; empty if the file does not say.
+        index: the package index that it is from, which is its key in uv's cache; empty if the file does not name one.
     """
 
     name: str
@@ -54,10 +55,10 @@ class LockedWheel:
     index: str = ""
 
     def __post_init__(self) -> None:
-        """Check that it is what installers take for one wheel and nothing else; they read lines and TOML.
+        """Check that the values are safe to pass to installers, which read lines and TOML, as exactly one wheel.
 
         Raises:
-            IncompatibleError: it is not.
+            IncompatibleError: they are not.
         """
         from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
@@ -87,20 +88,20 @@ def create(
     only: Mapping[str, str] | None = None,
     base: str | None = None,
 ) -> Environment:
-    """Make the environment of a lock file for this machine and this Python.
+    """Create the environment of a lock file for this machine and this version of Python.
 
     Args:
         lock: ``conda-lock.yml``, ``pixi.lock``, a list that begins with ``@EXPLICIT``, ``uv.lock`` or ``pylock.toml``.
         prefix: a path that does not exist.
-        cache: the package cache. None: that of the installer.
-        python: the Python that a venv is made from, of the version of this one. None: this one.
-        only: of the packages of ``uv.lock`` or ``pylock.toml``, those with these names and versions that have a wheel.
-            None: what the projects of the file need, and a package without a wheel is an error.
-        base: the folder that relative paths in the file begin at. None: its own.
+        cache: the package cache. None: the installer's default.
+        python: the Python to create a venv from, of the same version as this interpreter. None: this interpreter.
+        only: install these packages (versions by name) of ``uv.lock`` or ``pylock.toml``, if they have a wheel.
+            None: install the dependencies of the file's projects; a package without a wheel is an error.
+        base: the folder that relative paths in the file refer to. None: the folder of the file.
 
     Raises:
-        IncompatibleError: the lock file is for other machines or Pythons, or names what cannot be installed as it is.
-        StoreError: an installer is missing, or could not do it. What stands at the prefix then is incomplete.
+        IncompatibleError: the lock file is for other machines or Pythons, or names a package that cannot be installed.
+        StoreError: an installer is missing or has failed. The prefix is then incomplete.
     """
     path = os.path.abspath(os.path.expanduser(os.fspath(lock)))
     target = os.path.abspath(os.path.expanduser(os.fspath(prefix)))
@@ -120,10 +121,10 @@ def create(
 
 
 def _locked_wheels(path: str, named: str, only: Mapping[str, str] | None) -> list[LockedWheel]:
-    """The wheels of ``uv.lock`` or ``pylock.toml`` for this host.
+    """Return the wheels of ``uv.lock`` or ``pylock.toml`` for this host.
 
     Args:
-        named: the path of the file where it was written.
+        named: the path of the file at the client, for messages.
         only: see ``create``.
     """
     with open(path, "rb") as file:
@@ -154,7 +155,7 @@ def _install_conda(path: str, prefix: str, cache: str | None) -> None:
     else:
         try:
             locked = rattler.LockFile.from_path(Path(path)).default_environment()
-        except Exception as e:  # py-rattler raises an exception of its own for each cause, without a common base
+        except Exception as e:  # py-rattler raises a different exception for each cause, without a common base
             raise StoreError(f"{path} is no lock file that py-rattler can read: {e}") from None
         names = {str(each.name): each for each in (locked.platforms() if locked is not None else [])}
         if locked is None or str(platform) not in names:
@@ -203,7 +204,7 @@ def _of_explicit(path: str, platform: Any) -> Iterator[Any]:
             subdir,
             md5=bytes.fromhex(digest) if len(digest) == 32 else None,
             sha256=bytes.fromhex(digest) if len(digest) == 64 else None,
-            # Only the channel says which kind it is; one without modules is linked alike.
+            # Only the channel reveals its kind; a package without modules is linked the same way.
             noarch=("python" if with_python else "generic") if subdir == "noarch" else None,
         )
         yield rattler.RepoDataRecord(package, file_name, url, posixpath.dirname(posixpath.dirname(url)))
@@ -227,7 +228,7 @@ def _install_wheels(wheels: list[LockedWheel], prefix: str, cache: str | None) -
     python = os.path.join(prefix, "bin", "python")
     with tempfile.TemporaryDirectory() as folder:
         if uv := _uv():
-            # By their index, and not by their addresses: so its cache has them, and they count as installed from there.
+            # By index and not by URL: then uv's cache has them, and they count as installed from the index.
             path = os.path.join(folder, "pylock.toml")
             command = [uv, "pip", "install", "--quiet", "--no-deps", "--no-build", "--preview-features", "pylock"]
             command += ["-r", path]
@@ -251,7 +252,7 @@ def _install_wheels(wheels: list[LockedWheel], prefix: str, cache: str | None) -
 
 
 def _as_pylock(wheels: Iterable[LockedWheel]) -> str:
-    quoted = json.dumps  # a string of TOML, too
+    quoted = json.dumps  # also a valid TOML string
     lines = ['lock-version = "1.0"', 'created-by = "workspace_sync"']
     for each in wheels:
         hashes = ", ".join(f"{kind} = {quoted(value)}" for kind, _, value in (h.partition(":") for h in each.hashes))
@@ -262,7 +263,7 @@ def _as_pylock(wheels: Iterable[LockedWheel]) -> str:
 
 
 def _uv() -> str | None:
-    """The path of uv: of the one that is installed beside this package, else of one on PATH."""
+    """Return the path of uv: the one installed beside this package, or else one on PATH."""
     beside = os.path.join(os.path.dirname(sys.executable), "uv")
     return beside if os.access(beside, os.X_OK) else shutil.which("uv")
 
@@ -301,7 +302,7 @@ def _beside(path: str, relative: str) -> str:
 
 
 def _of_uv(content: dict[str, Any], path: str, only: Mapping[str, str] | None) -> list[LockedWheel]:
-    """The wheels that the projects of a uv workspace need here; the projects themselves are not installed."""
+    """Return the wheels that the projects of a uv workspace need here. The projects themselves are not installed."""
     from packaging.markers import Marker
     from packaging.specifiers import SpecifierSet
 
@@ -343,7 +344,7 @@ def _of_uv(content: dict[str, Any], path: str, only: Mapping[str, str] | None) -
 
 
 def _fitting(packages: Iterable[Mapping[str, Any]], path: str) -> list[LockedWheel]:
-    """The wheels of some packages; those that have none for this host, or no hash, are left out."""
+    """Return the wheels of some packages, without those that have no wheel for this host, or no hash."""
     found: list[LockedWheel] = []
     refused: list[IncompatibleError] = []
     for package in packages:

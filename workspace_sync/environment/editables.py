@@ -1,8 +1,8 @@
 """Find editable installs: packages whose code is in a folder outside the environment.
 
-An editable install leaves something in ``site-packages`` that leads to its source: a ``.pth`` file with a path in it, a
-``.pth`` file that imports a finder which has the paths (setuptools, scikit-build-core, meson-python), or an egg-link.
-The source folders become folders of the workspace, and on a host what leads to them is rewritten to their places there.
+An editable install leaves a file in ``site-packages`` that points to its source: a ``.pth`` file with a path, a
+``.pth`` file that imports a finder with the paths (setuptools, scikit-build-core, meson-python), or an egg-link. The
+source folders become folders of the workspace, and the paths in these files are rewritten for each host.
 
 Source: PEP 660; https://setuptools.pypa.io/en/latest/userguide/development_mode.html; site (the standard library).
 """
@@ -20,23 +20,23 @@ import msgspec
 
 from workspace_sync.environment.kinds import Environment
 
-#: Names in the tree for source folders that are not in a folder of the workspace anyway.
+#: Names in the tree for source folders that are not in a folder of the workspace already.
 PLACE = "editables"
 _LARGEST = 8 << 20
 _IMPORT = re.compile(r"\s*import\s+([A-Za-z_]\w*)")
-# Finders that build the package again when it is imported.
+# Finders that rebuild the package when it is imported.
 _BUILDING = re.compile(r"_editable_loader\.py\Z|_editable\.py\Z")
 
 
 @dataclass(frozen=True)
 class EditableInstall:
-    """A file of an environment that leads to code outside of it.
+    """A file of an environment that points to code outside the environment.
 
     Attributes:
-        name: of the distribution if it is known, else of the file.
+        name: of the distribution if known, else of the file.
         file: its path in the environment.
-        paths: the paths that it has: (as it has them, links resolved).
-        project: the folder that was installed, if the installer has written it down; otherwise empty.
+        paths: its paths: (as written, with links resolved).
+        project: the folder that was installed, if the installer has recorded it; otherwise empty.
         rebuilds: whether importing the package builds it, which needs compilers.
     """
 
@@ -49,11 +49,11 @@ class EditableInstall:
 
 @dataclass(frozen=True)
 class Followed:
-    """Places for the sources of editable installs.
+    """Places in the tree for the sources of editable installs.
 
     Attributes:
-        dirs: the folders that the workspace needs beside its own, with their places in the tree.
-        notes: what cannot be followed, and names that stand for two things.
+        dirs: the additional folders that the workspace needs, with their places in the tree.
+        notes: installs that cannot be followed, and ambiguous names.
     """
 
     dirs: dict[str, str]
@@ -70,7 +70,7 @@ class _DirectUrl(msgspec.Struct):
 
 
 def editables(environment: Environment) -> list[EditableInstall]:
-    """The editable installs of an environment."""
+    """Return the editable installs of an environment."""
     found: list[EditableInstall] = []
     for site in environment.site_packages:
         folder = os.path.join(environment.prefix, site)
@@ -114,7 +114,7 @@ def _install(
 
 
 def _projects(folder: str, names: Iterable[str]) -> dict[str, str]:
-    """The folders that editable distributions were installed from, by the names of their ``.dist-info``."""
+    """Return the folders that editable distributions were installed from, by the names of their ``.dist-info``."""
     found: dict[str, str] = {}
     for name in names:
         if not name.endswith(".dist-info"):
@@ -132,7 +132,7 @@ def _projects(folder: str, names: Iterable[str]) -> dict[str, str]:
 
 
 def _lines(path: str, folder: str) -> tuple[list[str], list[str]]:
-    """The (folders outside, modules that are imported) of a ``.pth`` file or egg-link."""
+    """Parse a ``.pth`` file or egg-link; return (folders outside the environment, modules that it imports)."""
     paths: list[str] = []
     modules: list[str] = []
     for line in _read(path).decode("utf-8", "surrogateescape").splitlines():
@@ -147,7 +147,7 @@ def _lines(path: str, folder: str) -> tuple[list[str], list[str]]:
 
 
 def _constants(path: str) -> list[str]:
-    """The absolute paths in a finder that exist."""
+    """Return the absolute paths in a finder that exist."""
     try:
         tree = ast.parse(_read(path))
     except (SyntaxError, ValueError):
@@ -157,7 +157,7 @@ def _constants(path: str) -> list[str]:
 
 
 def follow(installs: Iterable[EditableInstall], roots: Mapping[str, str]) -> Followed:
-    """Decide where the sources of editable installs go.
+    """Decide where the sources of editable installs go in the tree.
 
     Args:
         installs: of the environment.
@@ -165,7 +165,7 @@ def follow(installs: Iterable[EditableInstall], roots: Mapping[str, str]) -> Fol
     """
     dirs: dict[str, str] = {}
     refused: dict[str, str] = {}
-    # The project of a uv workspace holds its members: outer ones first, so that one folder has them all.
+    # The project of a uv workspace contains its members: outer ones first, so that one folder has them all.
     for install in sorted(installs, key=lambda each: (not each.project, each.project.count("/"))):
         for _, path in install.paths:
             wanted = path if os.path.isdir(path) else os.path.dirname(path)
@@ -185,7 +185,7 @@ def follow(installs: Iterable[EditableInstall], roots: Mapping[str, str]) -> Fol
 
 
 def _is_installed(folder: str) -> bool:
-    """Return whether a folder holds what an installer has put there: the packages of another environment."""
+    """Return whether a folder was filled by an installer: the packages of another environment."""
     return not {"site-packages", "dist-packages"}.isdisjoint(folder.split(os.sep))
 
 

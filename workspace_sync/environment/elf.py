@@ -1,4 +1,4 @@
-"""Read ELF files: the machine they are for, the glibc they need, and where they look for libraries.
+"""Read ELF files: their machine, the glibc that they need, and their search paths for libraries.
 
 Source: System V ABI, "Object Files"; LSB 5.0, "Symbol Versioning" (section ``.gnu.version_r``).
 """
@@ -23,8 +23,8 @@ class Elf:
     Attributes:
         machine: as ``platform.machine()`` calls it; a number for others.
         glibc: the newest version of glibc that it needs; empty if none.
-        runpaths: the lists of folders in which they are looked for, as they stand in the file.
-        loaded: the (start, end) in the file of what is loaded when it runs; debug information is not.
+        runpaths: the search paths for libraries, as written in the file.
+        loaded: the (start, end) of the loaded parts of the file; these exclude debug information.
     """
 
     machine: str
@@ -44,7 +44,7 @@ class _Section:
 
 
 class _Reader:
-    """Reads numbers of a file where they stand."""
+    """Reader of numbers at offsets of a file."""
 
     def __init__(self, read: Callable[[int, int], bytes], wide: bool, little: bool) -> None:
         self.read = read
@@ -52,22 +52,22 @@ class _Reader:
         self._order = "<" if little else ">"
 
     def unpack(self, form: str, at: int) -> tuple[int, ...]:
-        """Numbers from an offset on."""
+        """Unpack the numbers at an offset."""
         packed = struct.Struct(self._order + form)
         return packed.unpack(self.read(at, packed.size))
 
     def table(self, form: str, at: int, size: int) -> Iterator[tuple[int, ...]]:
-        """The rows of a table."""
+        """Iterate over the rows of a table."""
         packed = struct.Struct(self._order + form)
         data = self.read(at, size)
         return packed.iter_unpack(data[: len(data) // packed.size * packed.size])
 
 
 def read_elf(read: Callable[[int, int], bytes]) -> Elf | None:
-    """Read an ELF file; None if it is none, or damaged.
+    """Read an ELF file; return None if it is not one, or is damaged.
 
     Args:
-        read: gives bytes of the file from an offset on, as ``os.pread`` does: (size, offset).
+        read: returns bytes of the file: (size, offset), as for ``os.pread``.
     """
     head = read(16, 0)
     if head[:4] != b"\x7fELF":

@@ -1,4 +1,4 @@
-"""Compare a machine with the needs of an environment: can an environment of the client run on a host?"""
+"""Decide whether an environment of the client can run on a host."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ import msgspec
 from workspace_sync.model.errors import IncompatibleError
 from workspace_sync.model.manifest import digest_of
 
-#: No executable of a Python is larger (bytes).
+#: The maximum size of a Python executable (bytes).
 _LARGEST = 1 << 28
 
 
 class MachineFacts(msgspec.Struct, array_like=True):
-    """Facts of a machine that decide whether an environment runs there; collected at the client and on each host.
+    """Facts about a machine that decide whether an environment runs there, collected at the client and on each host.
 
     Attributes:
         host: the machine's name, for messages.
         system: "Linux" …
         machine: "x86_64", "aarch64" …
         libc: "glibc" or "musl".
-        libc_version: as (2, 36); empty if it is not known.
+        libc_version: such as (2, 36); empty if unknown.
         python: the version of the interpreter of this process.
         driver: the version of NVIDIA's driver; empty if there is none.
-        bases: for each prefix of a Python that was asked about: what identifies it, or "" if there is none.
+        bases: the identity (``python_id``) of the Python at each requested prefix; "" if there is none.
     """
 
     host: str
@@ -47,10 +47,10 @@ class Needs(msgspec.Struct, array_like=True):
 
     Attributes:
         prefix: of the environment at the client, for messages.
-        native: whether it has compiled code; without any, the platform does not count.
-        glibc: the newest version of glibc that its files ask for, as far as it is known; empty if it is not.
-        base: the prefix of the Python that it was made from, if that must be on the host; otherwise empty.
-        base_id: what identifies that Python.
+        native: whether it has compiled code; without any, the platform does not matter.
+        glibc: the newest version of glibc that its files require; empty if unknown.
+        base: the prefix of the Python that it was created from, if the host must have it; otherwise empty.
+        base_id: the identity of that Python.
         version: of its Python.
     """
 
@@ -63,7 +63,7 @@ class Needs(msgspec.Struct, array_like=True):
 
 
 def facts(bases: list[str] | None = None) -> MachineFacts:
-    """The facts of this machine.
+    """Collect the facts about this machine.
 
     Args:
         bases: prefixes of Pythons that venvs need.
@@ -85,10 +85,10 @@ def check_compatible(client: MachineFacts, host: MachineFacts, needs: Needs) -> 
     """Check that an environment of the client can run on a host, before anything is sent.
 
     Returns:
-        What is worth a note, and no reason to refuse.
+        Notes on differences that are no reason to refuse.
 
     Raises:
-        IncompatibleError: it cannot; the message names the host and both sides.
+        IncompatibleError: it cannot run; the message names the host and both sides.
     """
     where = f"the environment {needs.prefix} cannot run on host {host.host}"
     keep = "it keeps its present environment; give that host a separate environment, or leave it out of the sync"
@@ -128,8 +128,8 @@ def check_compatible(client: MachineFacts, host: MachineFacts, needs: Needs) -> 
 def python_id(base: str) -> str:
     """Identify the Python at a prefix, as "3.11.7 cpython-311-x86_64-linux-gnu 9f86d081"; "" if there is none.
 
-    The version and the digest are those of its executable, and the ABI comes from its build's data, so two Pythons are
-    equal if they are the same build. Others name the prefix: nothing there is executed.
+    Version and digest are those of its executable, and the ABI comes from its build's data: two Pythons with the same
+    identity are the same build. Another process has chosen the prefix, so nothing there is executed.
     """
     for name in ("python3", "python"):
         path = os.path.realpath(os.path.join(base, "bin", name))
@@ -144,22 +144,22 @@ def python_id(base: str) -> str:
 
 @functools.lru_cache(maxsize=32)
 def _python_id(base: str, path: str, mtime: int, size: int) -> str:
-    del mtime  # part of the key: an upgrade in place is another Python
+    del mtime  # part of the key: an upgrade in place creates another Python
     with open(path, "rb") as file:
         data = file.read(size)
     digest = digest_of(data).hex()[:12]
     named = re.match(r"python(3\.\d+)", os.path.basename(path))
-    if named is None:  # as PyPy's
+    if named is None:  # as for PyPy
         return digest
     minor = named[1]
-    # What ``Py_GetVersion`` says is a constant of the executable, also where the rest is in a library.
+    # ``Py_GetVersion`` returns a constant of the executable, even where the rest is in a library.
     version = re.search(rb"\b(%s\.\d{1,3}(?:(?:a|b|rc)\d{1,2})?\+?)\0" % re.escape(minor).encode(), data)
     found = version[1].decode() if version is not None else minor
     return " ".join(filter(None, (found, _abi(base, minor), digest)))
 
 
 def _abi(base: str, minor: str) -> str:
-    """The suffix of its compiled modules, such as "cpython-311-x86_64-linux-gnu"; "" if that is not known."""
+    """Return the suffix of its compiled modules, such as "cpython-311-x86_64-linux-gnu"; "" if unknown."""
     folder = glob.escape(base)
     for path in sorted(glob.glob(f"{folder}/lib*/python{minor}*/_sysconfigdata_*.py")):
         about = os.stat(path)
@@ -177,7 +177,7 @@ def _libc() -> tuple[str, tuple[int, ...]]:
     if not name and glob.glob("/lib/ld-musl-*"):
         name = "musl"
     try:
-        # confstr() asks the C library that runs; libc_ver() reads what the executable was linked with.
+        # confstr() queries the running C library; libc_ver() reads the one that the executable was linked with.
         said = os.confstr("CS_GNU_LIBC_VERSION") or ""
         if said:
             name, _, version = said.partition(" ")
@@ -187,7 +187,7 @@ def _libc() -> tuple[str, tuple[int, ...]]:
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """The numbers of a version, up to the first part that is none."""
+    """Parse the leading numeric parts of a version."""
     numbers: list[int] = []
     for part in text.split("."):
         if not part.isdecimal() or len(part) > 9:

@@ -23,10 +23,10 @@ class Environment:
 
     Attributes:
         kind: "conda"; "venv" (also virtualenv, and uv without a project); "uv" (the ``.venv`` of a uv project).
-        prefix: its folder, as its own files name it.
+        prefix: its folder, as written in its files.
         folder: the same with links resolved.
-        version: of its Python, as "3.11"; empty if it has none.
-        base: the prefix of the Python that a venv was made from; empty for conda, whose Python is inside.
+        version: of its Python, such as "3.11"; empty if it has none.
+        base: the prefix of the Python that a venv was created from; empty for conda, whose Python is inside.
         project: the folder of the uv project; empty for others.
     """
 
@@ -55,10 +55,10 @@ def environment(env: Environment | CondaEnvironment | str | os.PathLike[str]) ->
     """Identify an environment.
 
     Args:
-        env: its prefix, a uv project with a ``.venv``, or what names it.
+        env: its prefix, a uv project with a ``.venv``, or an object that names it.
 
     Raises:
-        ScanError: there is none, or it is a Python that is in no environment.
+        ScanError: there is no environment, or it is a Python outside any environment.
     """
     if isinstance(env, Environment):
         return env
@@ -93,7 +93,7 @@ def _path_of(env: CondaEnvironment | os.PathLike[str]) -> str:
 
 
 def read_config(prefix: str) -> dict[str, str] | None:
-    """The entries of ``pyvenv.cfg``, or None if the folder is no venv."""
+    """Return the entries of ``pyvenv.cfg``; None if the folder is not a venv."""
     try:
         with open(os.path.join(prefix, "pyvenv.cfg"), encoding="utf-8", errors="surrogateescape") as file:
             lines = file.read().splitlines()
@@ -104,7 +104,7 @@ def read_config(prefix: str) -> dict[str, str] | None:
 
 
 def _version(prefix: str) -> str:
-    """The newest Python that has a folder of modules in a prefix."""
+    """Return the newest Python version that has a folder of modules in a prefix."""
     try:
         names = os.listdir(os.path.join(prefix, "lib"))
     except OSError:
@@ -116,7 +116,7 @@ def _version(prefix: str) -> str:
 
 
 def _named(given: str) -> str:
-    """The prefix as the environment's own files name it: the path may lead there through links."""
+    """Return the prefix as the environment's own files write it. The given path may lead there through links."""
     folder = os.path.realpath(given)
     if folder == given:
         return given
@@ -145,18 +145,18 @@ def _heads(folder: str) -> Iterable[bytes]:
             yield head
 
 
-#: What identifies an installed distribution: its version, and size and time of its list of files.
+#: The identity of an installed distribution: its version, and size and time of its list of files.
 Installed = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
 class Changed:
-    """Changes that an installer has made.
+    """Changes by an installer.
 
     Attributes:
-        added: distributions that are new, with their versions.
-        changed: those with another version, or installed again: (version before, version now).
-        removed: those that are gone, with their versions.
+        added: new distributions, with their versions.
+        changed: distributions of another version, or installed again: (old version, new version).
+        removed: removed distributions, with their versions.
     """
 
     added: dict[str, str]
@@ -168,7 +168,7 @@ class Changed:
 
 
 def distributions(environment: Environment) -> dict[str, Installed]:
-    """The distributions of an environment by name, those with metadata in ``site-packages`` and conda's packages."""
+    """Return the distributions of an environment by name, from metadata in ``site-packages`` and conda's records."""
     found: dict[str, Installed] = {}
     for site in environment.site_packages:
         folder = os.path.join(environment.prefix, site)
@@ -197,7 +197,7 @@ def _stamp(path: str, otherwise: str) -> tuple[int, int]:
 
 
 def changed_distributions(before: Mapping[str, Installed], after: Mapping[str, Installed]) -> Changed:
-    """Compare the distributions of two moments."""
+    """Compare the distributions at two moments."""
     return Changed(
         {name: after[name][0] for name in sorted(after.keys() - before.keys())},
         {

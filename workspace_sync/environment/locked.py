@@ -1,9 +1,9 @@
-"""Content of an environment that a host makes itself, from a lock file and its own package cache.
+"""Content of an environment that a host creates by itself, from a lock file and its own package cache.
 
-The client says what the environment holds; a host that installs the same packages has most of that, and only the rest
-is sent. What the installer has verified against the lock file's hashes is verified once more, by the digests of the
-client's files. So a host that cannot install, or whose installer makes other files, gets them sent, and all hosts have
-the same environment.
+The client's manifest lists the content of the environment. A host that installs the same packages has most of it, and
+only the rest is sent. The installer verifies packages against the hashes of the lock file; the installed files are then
+verified against the digests of the client's files. If a host cannot install, or its installer creates other files, the
+client sends these files. All hosts get the same environment.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from workspace_sync.model.errors import IncompatibleError, ScanError, StoreError
 from workspace_sync.model.manifest import FileEntry, Manifest, digest_of
 from workspace_sync.scanning import Index
 
-#: The largest lock file (bytes).
+#: The maximum size of a lock file (bytes).
 _LARGEST = 64 << 20
 _PR_SET_PDEATHSIG = 1
 _CHILD = "from workspace_sync.environment.locked import main; main()"
 
 
 class LockFile(msgspec.Struct, array_like=True):
-    """A lock file as it travels to hosts.
+    """A lock file, as sent to hosts.
 
     Attributes:
-        name: of the file, which says what kind it is.
-        folder: of the file at the client; relative paths in it begin there.
+        name: of the file, which determines its format.
+        folder: of the file at the client; relative paths in it refer to it.
         data: its content, compressed.
         prefix: of the environment at the client.
-        base: the Python that it was made from; empty for conda.
-        version: of its Python, as "3.11".
-        packages: what is installed in it: versions by name.
+        base: the Python that it was created from; empty for conda.
+        version: of its Python, such as "3.11".
+        packages: the installed packages: versions by name.
     """
 
     name: str
@@ -66,14 +66,14 @@ class _Order(msgspec.Struct, array_like=True):
 
 
 def read_lock(path: str, env: Environment) -> LockFile:
-    """Read a lock file for hosts.
+    """Read a lock file to send it to hosts.
 
     Args:
         path: of the file.
         env: the environment at the client.
 
     Raises:
-        ScanError: it cannot be read, or is too large to be one.
+        ScanError: it cannot be read, or is too large.
     """
     try:
         with open(path, "rb") as file:
@@ -89,16 +89,17 @@ def read_lock(path: str, env: Environment) -> LockFile:
 
 @contextmanager
 def made_from_lock(lock: LockFile, folder: str, cancelled: Callable[[], bool]) -> Generator[LockedContent]:
-    """Install the packages of a lock file into a folder, which is removed again.
+    """Install the packages of a lock file into a folder, whose content is removed afterwards.
 
     Args:
-        lock: of the client.
-        folder: where to make it: an empty folder of this user alone.
-        cancelled: asked often; true: end soon.
+        lock: the client's lock file.
+        folder: an empty folder that only this user can access.
+        cancelled: polled often; true: end soon.
 
     Raises:
-        IncompatibleError: the lock file is for other machines or another Python, or has nothing that can be installed.
-        StoreError: the installer is missing, or could not do it.
+        IncompatibleError: the lock file is for other machines or another Python, or has no package that can be
+            installed.
+        StoreError: the installer is missing or has failed.
     """
     here = "{}.{}".format(*sys.version_info)
     if lock.base and lock.version != here:
@@ -117,7 +118,7 @@ class LockedContent:
     """Content that a host has installed, by the paths of the client's environment.
 
     Args:
-        scanned: what was made.
+        scanned: the scan of the installed environment.
         prefix: of the environment at the client.
     """
 
@@ -127,7 +128,7 @@ class LockedContent:
         self._made: dict[bytes, bytes] = {}
 
     def pieces(self, target: Manifest, wanted: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:
-        """The pieces of the client's environment that are here, with their digests, which hold.
+        """Yield the wanted pieces of the client's environment that are here, with their verified digests.
 
         Args:
             target: the client's environment.
@@ -150,7 +151,7 @@ class LockedContent:
                     yield digest, part
 
     def _original_of(self, path: bytes, entry: FileEntry) -> bytes:
-        """The content of a file as it would be at the client."""
+        """Return the content that a file would have at the client."""
         if path not in self._made:
             data = bytearray(entry.size)
             for digest, offset, size in entry.pieces():
@@ -164,7 +165,7 @@ class LockedContent:
 
 
 def _install(lock: LockFile, place: str, prefix: str, cancelled: Callable[[], bool]) -> None:
-    """Run the installer in a process of its own, which can be ended, and ends with this one."""
+    """Run the installer in a separate process that can be terminated and ends with this one."""
     path = os.path.join(place, lock.name)
     with open(path, "xb") as file:
         file.write(zlib.decompress(lock.data))
@@ -197,7 +198,7 @@ def _install(lock: LockFile, place: str, prefix: str, cancelled: Callable[[], bo
 def main() -> None:
     """Run the installing process, which reads its instructions from standard input."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("it was ended"))  # and the installer that it waits for with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("it was ended"))  # the installer ends, too
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=_Order)
     try:
         create(order.lock, order.prefix, python=order.python or None, only=order.only, base=sys.argv[1])
@@ -206,7 +207,7 @@ def main() -> None:
 
 
 def clear(folder: str) -> None:
-    """Remove a folder that was made here with its content; links are removed, and never followed."""
+    """Remove a folder that was created here, with its content. Links are removed and never followed."""
     for _, folders, files, fd in os.fwalk(folder, topdown=False, follow_symlinks=False):
         for name in files:
             os.unlink(name, dir_fd=fd)

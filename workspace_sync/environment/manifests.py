@@ -1,15 +1,15 @@
-"""Scan an environment: its files, and how each is rewritten on a host.
+"""Scan an environment: its files, and how each of them is rewritten on a host.
 
-An environment is scanned without ignore rules. Left out are conda's package cache and the other environments of a
-base environment (``pkgs``, ``envs``, ``conda-bld``), and compiled modules that no installer's record lists, so that an
-import at the client does not change the environment. Hosts compile those when they import them.
+An environment is scanned without ignore rules. The scan leaves out conda's package cache and the other environments of
+a base environment (``pkgs``, ``envs``, ``conda-bld``). It also leaves out compiled modules that no installer's record
+lists, so that an import at the client does not change the environment. Hosts compile these modules on import.
 
-The Python that a venv was made from is outside the venv, which has links and a ``home`` that lead to it. A host either
-has the same Python at the same path (``python_id``), or the Python is sent along, in the folder ``.python`` of the
-environment, if it can be moved: those of uv, pyenv and conda can, the system's cannot.
+The Python that a venv was created from is outside the venv, whose links and ``home`` point to it. Either a host has the
+same Python at the same path (``python_id``), or the Python is sent too, in the folder ``.python`` of the environment.
+Pythons of uv, pyenv and conda can be moved in this way; the system's Python cannot.
 
-Results are kept in two files beside the index of the scan, so an unchanged environment is neither read nor judged
-again. Without these files, everything is found out again.
+Results are cached in two files beside the index of the scan, so that an unchanged environment is neither read nor
+analyzed again. Without these files, everything is analyzed again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from workspace_sync.model.manifest import Folder, Manifest, ManifestDelta, Rewri
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
 from workspace_sync.scanning import Index, Scan, read_first, scan
 
-#: What is left out of an environment; its own ``.meshignore`` may say more.
+#: Entries left out of an environment; its ``.meshignore`` may change this.
 RULES = b"""\
 !*
 /pkgs/
@@ -55,14 +55,14 @@ RULES = b"""\
 
 @dataclass
 class EnvironmentScan:
-    """An environment as it is to be on hosts.
+    """An environment in the form that hosts get.
 
     Attributes:
-        environment: what it is.
+        environment: its identity.
         manifest: its files.
-        needs: what a host must have.
-        notes: what a person should know.
-        scans: the scans of its folder, and perhaps of its Python, which read content.
+        needs: the requirements on a host.
+        notes: sentences for the user.
+        scans: the scans of its folder and, if it is sent, of its Python; they read content.
     """
 
     environment: Environment
@@ -73,7 +73,7 @@ class EnvironmentScan:
 
     @property
     def hashed(self) -> int:
-        """Bytes that had to be read to know it."""
+        """The number of bytes that had to be read for the scan."""
         return sum(each.hashed for each in self.scans)
 
     def read(self, digest: bytes, into: memoryview) -> None:
@@ -87,10 +87,10 @@ class EnvironmentScan:
 
 
 def with_sources(tree: Manifest, sources: Manifest) -> Manifest:
-    """The tree of a workspace with the folder of its environment's editable installs.
+    """Add the folder with the sources of the environment's editable installs to the tree of a workspace.
 
     Raises:
-        ScanError: the tree has something of that name.
+        ScanError: the tree already has an entry of that name.
     """
     root, more = tree.folders[b""], sources.folders[b""]
     for name in more.folders:
@@ -117,16 +117,16 @@ def environment_manifest(
 
     Args:
         env: which one: its prefix, a uv project, or a ``CondaEnvironment``.
-        index: remembers what it was, apart from the index of the workspace's folders.
-        dirs: the folders of the workspace (absolute, links resolved) and their places in its tree, with those that
-            ``follow`` asks for. Editable installs in them lead to the tree on hosts.
-        with_python: send the Python of a venv along, for hosts that do not have it (``needs.base``).
-        progress: as of ``scan``.
-        cancelled: as of ``scan``.
+        index: the cache of scans; a separate one from the index of the workspace's folders.
+        dirs: the folders of the workspace (absolute, links resolved), including those added by ``follow``, and their
+            places in its tree. On hosts, editable installs of these folders point to the tree.
+        with_python: include the Python of a venv, for hosts that do not have it (``needs.base``).
+        progress: as for ``scan``.
+        cancelled: as for ``scan``.
 
     Raises:
-        ScanError: it is none, cannot be read, or does not hold still.
-        IncompatibleError: its Python cannot be sent along.
+        ScanError: it is not an environment, cannot be read, or keeps changing.
+        IncompatibleError: its Python cannot be included.
     """
     about = environment(env)
     workspace = Workspace({about.folder: ""}, links="keep")
@@ -161,7 +161,7 @@ def _judge(about: Environment, prefix: bytes, scanned: Manifest, index: Index) -
 
 
 def _check_linked(about: Environment, scanned: Manifest, found: Records) -> None:
-    """Raise if files of packages are links to an installer's cache, which hosts do not have."""
+    """Raise if files of packages are links into an installer's cache, which hosts do not have."""
     linked = [
         path + b"/" + name
         for path, folder in scanned.folders.items()
@@ -177,7 +177,7 @@ def _check_linked(about: Environment, scanned: Manifest, found: Records) -> None
 
 
 def _leading_to_tree(about: Environment, manifest: Manifest, prefix: bytes, dirs: Mapping[str, str]) -> Manifest:
-    """The manifest with editable installs that lead to the workspace's tree."""
+    """Return the manifest with editable installs that point into the workspace's tree."""
     made = Decisions()
     contents = Contents(about.folder, prefix)
     for install in editables(about):
@@ -192,30 +192,30 @@ def _leading_to_tree(about: Environment, manifest: Manifest, prefix: bytes, dirs
     found = Records()
     sites = {path.rpartition(b"/")[0] for path in made.rewrites if not path.endswith(b".json")}
     for path in manifest.folders:
-        # Only wheels have a RECORD, and an editable one says where it was installed from.
+        # Only wheels have a RECORD; that of an editable one records where it was installed from.
         if path.rpartition(b"/")[0] in sites and path + b"/direct_url.json" in made.rewrites:
             read_record(path + b"/RECORD", manifest, contents, found)
     index_records(manifest, contents, found, made)
     return applied(manifest, made, prefix, os.fsencode(about.folder))
 
 
-# -- memory between runs -------------------------------------------------------------------------
+# -- cache between runs --------------------------------------------------------------------------
 
-# Another version of the rules is another memory.
+# Increased with every change of the rules, so that older caches are ignored.
 _MEMORY_VERSION = 2
 _RESULT, _CONTENTS = "environment", "contents"
 
 
 class Judged(msgspec.Struct, array_like=True):
-    """An environment as it was judged.
+    """Results of the analysis of an environment.
 
     Attributes:
-        prefix: as its files name it.
-        scanned: the digest of its folder as it was scanned.
-        change: the complete manifest with what is to be done to each file.
-        notes: what a person should know.
+        prefix: as written in its files.
+        scanned: the digest of its folder at the scan.
+        change: the complete manifest, with the rewrite of each file.
+        notes: sentences for the user.
         native: whether it has compiled code.
-        glibc: what its compiled code needs.
+        glibc: the version of glibc that its compiled code needs.
     """
 
     prefix: bytes
@@ -228,7 +228,7 @@ class Judged(msgspec.Struct, array_like=True):
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest."""
+        """The complete manifest."""
         return Manifest(self.change.folders)
 
 
@@ -238,12 +238,12 @@ class _Contents(msgspec.Struct, array_like=True):
     version: int = _MEMORY_VERSION
 
 
-# The results of this process, by index.
+# Results found by this process, by index.
 _last: weakref.WeakKeyDictionary[Index, Judged] = weakref.WeakKeyDictionary()
 
 
 def recall(index: Index, prefix: bytes, scanned: bytes) -> Judged | None:
-    """Return the remembered judgement of an environment; None if the environment has changed."""
+    """Return the cached analysis of an environment; None if the environment has changed."""
     found = _last.get(index)
     if found is None:
         data = index.load_file(_RESULT)
@@ -260,7 +260,7 @@ def recall(index: Index, prefix: bytes, scanned: bytes) -> Judged | None:
 
 
 def recall_contents(index: Index, prefix: bytes) -> dict[bytes, Content]:
-    """Return the remembered facts about the content of files, by digest."""
+    """Return the cached facts about the content of files, by digest."""
     data = index.load_file(_CONTENTS)
     if data is None:
         return {}
@@ -272,7 +272,7 @@ def recall_contents(index: Index, prefix: bytes) -> dict[bytes, Content]:
 
 
 def remember(index: Index, judged: Judged, scanned: Manifest, known: dict[bytes, Content]) -> None:
-    """Remember the findings about the files that exist now."""
+    """Cache the findings about the files that exist now."""
     _last[index] = judged
     index.save_file(_RESULT, msgspec.msgpack.encode(judged))
     present = {entry.digest for _, entry in scanned.files()}
@@ -280,9 +280,9 @@ def remember(index: Index, judged: Judged, scanned: Manifest, known: dict[bytes,
     index.save_file(_CONTENTS, msgspec.msgpack.encode(_Contents(judged.prefix, kept)))
 
 
-# -- the Python that a venv was made from ---------------------------------------------------------
+# -- the Python that a venv was created from ------------------------------------------------------
 
-#: Where the environment has it on hosts.
+#: Its folder in the environment on hosts.
 _PYTHON = b".python"
 # Tests and static libraries are not needed to run anything.
 _PYTHON_RULES = """\
@@ -308,11 +308,11 @@ def base_scan(
     """Scan the Python of a venv.
 
     Args:
-        index: remembers what it was, apart from that of the environment.
+        index: the cache of scans; a separate one from that of the environment.
 
     Raises:
-        IncompatibleError: it cannot be sent along; the message says why.
-        ScanError: it cannot be read, or does not hold still.
+        IncompatibleError: it cannot be included; the message names the reason.
+        ScanError: it cannot be read, or keeps changing.
     """
     base = os.path.realpath(environment.base)
     _check_relocatable(environment, base)
@@ -361,7 +361,7 @@ def _decide_python(manifest: Manifest, contents: Contents) -> Decisions:
 
 
 def with_base(manifest: Manifest, base: Manifest, environment: Environment) -> Manifest:
-    """The manifest of a venv with its Python in it."""
+    """Return the manifest of a venv with its Python included."""
     folders = {entry_path(_PYTHON, path) if path else _PYTHON: folder.copy() for path, folder in base.folders.items()}
     folders.update(manifest.folders)
     root = folders[b""] = folders[b""].copy()

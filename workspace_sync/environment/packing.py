@@ -1,9 +1,9 @@
 """Pack environments into archives, and unpack them, for hosts without a connection.
 
-An archive is a tar with a manifest as its first member, then the files as they are at the client, and last
-``bin/conda-unpack``. ``unpack`` needs this package; without it, any tar and ``bin/python bin/conda-unpack`` do, as with
-archives of conda-pack. Other than in those, files have the client's prefix and not that of a package's build, and venvs
-can be packed, too.
+An archive is a tar. Its first member is a manifest, followed by the files as they are at the client, and by
+``bin/conda-unpack``. ``unpack`` needs this package. Without it, extract the archive with any tar and run
+``bin/python bin/conda-unpack``, as for archives of conda-pack. Unlike in those, files contain the client's prefix and
+not the prefix of a package's build, and venvs can be packed, too.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from workspace_sync.scanning import Index
 _MANIFEST = ".monarch-environment"
 _SCRIPT = "bin/conda-unpack"
 _MODULES = ("elf", "rewriting", "conda_unpack")
-#: No manifest is larger (bytes).
+#: The maximum size of a manifest (bytes).
 _LARGEST = 1 << 28
-#: At most so many bytes, and so many times the archive's size, has a manifest, whose digests do not compress, and a
-#: file that is rewritten, which is held in memory.
+#: The limits for a manifest, whose digests do not compress, and for a file that is rewritten in memory: this many
+#: bytes, and this multiple of the archive's size.
 _OF_MANIFEST, _OF_FILE = (1 << 20, 4), (4 << 20, 16)
-#: No member's own header is longer: it has a path, at most (bytes).
+#: The maximum size of a member's extended header, which holds at most a path (bytes).
 _LONGEST = 1 << 16
 _BLOCK = 1 << 20
 
@@ -71,16 +71,16 @@ def pack(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> str:
-    """Write an environment into an archive; returns the digest of its tree (hex).
+    """Write an environment into an archive; return the digest of its tree (hex).
 
     Args:
-        env: which one, or a scan of it. The Python of a venv goes along, unless a scan without it is given.
-        file: ``.tar``, ``.tar.gz`` or ``.tar.xz``. It appears when it is complete.
-        progress: is called with the bytes that were packed, and all that must be.
+        env: the environment, or a scan of it. The Python of a venv is included, unless a scan without it is given.
+        file: a path that ends in ``.tar``, ``.tar.gz`` or ``.tar.xz``. The file appears when it is complete.
+        progress: called with the number of packed bytes, and their total.
 
     Raises:
-        ScanError: the environment cannot be read, or does not hold still.
-        IncompatibleError: the Python of a venv cannot go along.
+        ScanError: the environment cannot be read, or keeps changing.
+        IncompatibleError: the Python of a venv cannot be included.
         StoreError: the archive cannot be written.
     """
     path = os.path.abspath(os.path.expanduser(os.fspath(file)))
@@ -106,7 +106,7 @@ def pack(
 
 
 def _opened(file: IO[bytes], path: str) -> tarfile.TarFile:
-    """A new archive in a file, compressed as the suffix of its path says."""
+    """Open a new archive in a file, compressed according to the suffix of its path."""
     if path.endswith(".tar"):
         return tarfile.open(fileobj=file, mode="w:", format=tarfile.PAX_FORMAT)
     if path.endswith((".tar.gz", ".tgz")):
@@ -141,7 +141,7 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
 
 
 class _Content(io.RawIOBase):
-    """The content of a file, piece by piece."""
+    """Content of a file, read piece by piece."""
 
     def __init__(self, env: EnvironmentScan, entry: FileEntry) -> None:
         self._env = env
@@ -170,7 +170,7 @@ class _Content(io.RawIOBase):
 
 
 def script(manifest: Manifest) -> bytes:
-    """``bin/conda-unpack`` for an environment."""
+    """Build ``bin/conda-unpack`` for an environment."""
     listed = sorted(manifest.files(), key=lambda each: bool(each[1].rewrite and each[1].rewrite.files))
     entries: list[object] = []
     for path, entry in listed:
@@ -203,15 +203,15 @@ def unpack(
 ) -> Needs:
     """Unpack the environment of an archive at a prefix; return its requirements, which this host satisfies.
 
-    Nothing is written outside of the prefix, every file is verified by its digest, and the prefix appears when the
-    environment is complete.
+    Nothing is written outside the prefix. Every file is verified by its digest. The prefix appears when the environment
+    is complete.
 
     Args:
         prefix: a path that does not exist, or an empty folder.
-        progress: is called with the bytes that were written, and all that must be.
+        progress: called with the number of written bytes, and their total.
 
     Raises:
-        TamperedError: the archive is damaged, or holds what its manifest does not list.
+        TamperedError: the archive is damaged, or has members that its manifest does not list.
         IncompatibleError: the environment cannot run here.
         StoreError: it cannot be read or written.
     """
@@ -233,14 +233,17 @@ def unpack(
     except (tarfile.TarError, EOFError) as e:
         raise TamperedError(f"{path} is no complete archive: {e}; copy it again") from None
     except OSError as e:
-        if e.errno is None:  # tarfile's own, of a compressed file that ends too early
+        if e.errno is None:  # raised by tarfile itself for a compressed file that is truncated
             raise TamperedError(f"{path} is no complete archive: {e}; copy it again") from None
         raise StoreError(f"{path} cannot be unpacked to {target}: {e.strerror or e}") from None
     return header.needs
 
 
 class _Member(tarfile.TarInfo):
-    """A member of an archive that was packed here. Tar's other kinds are refused, as they may take any memory."""
+    """A member of an archive that was packed here.
+
+    Other kinds of members are refused, as they may use unlimited memory.
+    """
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -257,7 +260,7 @@ class _Member(tarfile.TarInfo):
 
 
 def _check_owner(base: str, prefix: str) -> None:
-    """Raise IncompatibleError if the Python at a path, which the archive names, is another user's."""
+    """Raise IncompatibleError if another user owns the Python at a path that the archive names."""
     for path in (base, os.path.join(base, "bin"), os.path.join(base, "bin", "python3")):
         try:
             owner = os.stat(path).st_uid
@@ -287,7 +290,7 @@ def _header(archive: tarfile.TarFile, path: str, most: int) -> tuple[_Header, Ma
 
 @contextmanager
 def _target(prefix: str) -> Generator[int]:
-    """A new folder, open, that becomes the prefix in the end; what stands in it after an error is removed by name."""
+    """Create and open a new folder that finally becomes the prefix. After an error its content is removed by name."""
     parent, name = os.path.split(prefix)
     os.makedirs(parent, exist_ok=True)
     outer = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -311,8 +314,10 @@ def _target(prefix: str) -> Generator[int]:
 
 
 class _Unpacking:
-    """Writes the members of an archive that its manifest lists into a folder. Links are made last, so that no file is
-    ever written through one."""
+    """Writer of the members that an archive's manifest lists into a folder.
+
+    Links are created last, so that no file is ever written through one.
+    """
 
     def __init__(
         self,
@@ -357,7 +362,7 @@ class _Unpacking:
     def _member(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         path = os.fsencode(member.name)
         if member.isdir() or member.issym() or member.name in (_MANIFEST, _SCRIPT):
-            return  # folders and links are made as the manifest says, and the rest is not for this host
+            return  # folders and links follow the manifest; the rest is not for this host
         entry = self._files.pop(path, None)
         content = archive.extractfile(member) if member.isreg() else None
         if entry is None or content is None or member.size != entry.size:

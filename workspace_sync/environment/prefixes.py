@@ -1,4 +1,4 @@
-"""Decide how each file of an environment names its prefix: by installers' records if they are true, else by content.
+"""Decide how each file of an environment contains its prefix: by installers' records if they match, else by content.
 
 Source: conda's records (``conda-meta/*.json``): https://conda.org/learn/ceps/cep-0034/.
 """
@@ -30,7 +30,7 @@ from workspace_sync.model.manifest import FileEntry, Folder, Manifest, Rewrite, 
 _T = TypeVar("_T")
 
 _BLOCK = 4 << 20
-# Code beside ELF; in other data, such as archives and databases, nothing may be changed.
+# Magic numbers of code other than ELF. Other data, such as archives and databases, must not be changed.
 _CODE = (b"!<arch>\n", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 
 
@@ -38,13 +38,13 @@ class Content(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Facts about the content of a file.
 
     Attributes:
-        mentions: how often it names the prefix.
-        form: "text", "code" (ELF …), "data" (anything else with NULs in it), or "pyc".
+        mentions: the number of occurrences of the prefix.
+        form: "text", "code" (ELF …), "data" (anything else that contains NULs), or "pyc".
         stamp: the time and size of the source of a .pyc; empty if it has none.
         machine: of an ELF file; empty for others.
-        glibc: what an ELF file needs; empty if nothing.
-        hidden: all its mentions are in what is not loaded (debug information).
-        runpath: all its mentions are where it looks for shared libraries.
+        glibc: the version of glibc that an ELF file needs; empty if none.
+        hidden: whether all mentions are in parts that are not loaded (debug information).
+        runpath: whether all mentions are in search paths for shared libraries.
     """
 
     mentions: int
@@ -57,19 +57,19 @@ class Content(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Contents:
-    """Reads files of one environment, each content once.
+    """Reader of the files of one environment. It reads each content once.
 
     Args:
         folder: of the environment.
         prefix: as its files name it.
-        known: what an earlier process has found, by digest.
+        known: the results of an earlier process, by digest.
     """
 
     def __init__(self, folder: str, prefix: bytes, known: dict[bytes, Content] | None = None) -> None:
         self.folder = os.fsencode(folder)
         self.prefix = prefix
         self.known = {} if known is None else known
-        #: Bytes that had to be read.
+        #: The number of bytes that had to be read.
         self.read_bytes = 0
         self._pattern = mentions(prefix)
 
@@ -77,7 +77,7 @@ class Contents:
         """Return the facts about a file, which is read if necessary.
 
         Raises:
-            ScanError: it cannot be read, or is not what was scanned.
+            ScanError: it cannot be read, or has changed since the scan.
         """
         known = self.known.get(entry.digest)
         if known is None:
@@ -85,10 +85,10 @@ class Contents:
         return known
 
     def data(self, path: bytes, entry: FileEntry) -> bytes:
-        """The whole content of a file that is not large.
+        """Return the whole content of a small file.
 
         Raises:
-            ScanError: it cannot be read, or is not what was scanned.
+            ScanError: it cannot be read, or has changed since the scan.
         """
 
         def read(fd: int) -> bytes:
@@ -104,7 +104,7 @@ class Contents:
             raise ScanError(f"{self._shown(path)} cannot be read: {e.strerror}") from None
         try:
             result = use(fd)
-            # The scan has just hashed it. Its time and size tell whether it has held still since.
+            # The scan has just hashed it. Its time and size show whether it has changed since.
             stat = os.fstat(fd)
         finally:
             os.close(fd)
@@ -137,13 +137,13 @@ class Contents:
         return sum(any(start <= at < end for start, end in elf.loaded) for at in found)
 
     def _found(self, fd: int) -> tuple[list[int], bool]:
-        """Find the mentions of the prefix in a file, and whether it has NULs, in the memory of one block.
+        """Find the mentions of the prefix in a file, and whether it contains NULs, with the memory of one block.
 
-        Files are read and not mapped: one that is truncated while it is mapped would end the process.
+        Files are read and not mapped: truncating a mapped file would end the process.
         """
         found: list[int] = []
         zeros = False
-        keep = len(self.prefix) + 2  # what follows a mention decides whether it is one
+        keep = len(self.prefix) + 2  # the bytes after a match decide whether it is a mention
         at = 0
         data = b""
         while block := os.pread(fd, _BLOCK, at + len(data)):
@@ -195,7 +195,7 @@ class CondaRecord(msgspec.Struct):
 
 
 def conda_record(data: bytes) -> CondaRecord | None:
-    """A record of ``conda-meta``, or None if the file is none."""
+    """Decode a record of ``conda-meta``; return None if the file is not one."""
     try:
         return msgspec.json.decode(data, type=CondaRecord)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -203,7 +203,7 @@ def conda_record(data: bytes) -> CondaRecord | None:
 
 
 _CACHE = b"__pycache__"
-# What INSTALLER says if uv has installed a distribution.
+# The content of INSTALLER if uv has installed a distribution.
 _UV = digest_of(b"uv")
 
 
@@ -215,8 +215,8 @@ class Records:
         conda: the files of conda packages by path.
         conda_records: the paths of conda's records, with the packages.
         rows: the (hash, size) of files in RECORDs by path, and the RECORD's own path.
-        record_files: the RECORDs' paths.
-        by_uv: the RECORDs that uv has written.
+        record_files: the paths of the RECORDs.
+        by_uv: the paths of RECORDs written by uv.
     """
 
     conda: dict[bytes, CondaPath] = field(default_factory=dict)
@@ -231,7 +231,7 @@ class Records:
 
 
 def read_records(manifest: Manifest, contents: Contents) -> Records:
-    """Read conda's records, and each RECORD, of an environment."""
+    """Read conda's records, and all RECORDs, of an environment."""
     found = Records()
     for path, folder in manifest.folders.items():
         if path == b"conda-meta":
@@ -272,9 +272,9 @@ class Decisions:
     """Treatment of the files of an environment.
 
     Attributes:
-        rewrites: by path.
-        dropped: compiled modules that are left out: those that no installer made, and those that are out of date.
-        notes: what a person should know.
+        rewrites: the rewrites of files, by path.
+        dropped: compiled modules that are left out, because no installer created them, or because they are out of date.
+        notes: sentences for the user.
     """
 
     rewrites: dict[bytes, Rewrite] = field(default_factory=dict)
@@ -297,7 +297,7 @@ def decide(environment: Environment, manifest: Manifest, contents: Contents, fou
         if path in found.conda_records or path in found.record_files:
             continue
         if not content.mentions:
-            # The prefix may have been too long for the shebang, and was then the only mention.
+            # The prefix may have been too long for the shebang, which was the only mention of it.
             data = contents.data(path, entry) if listed is not None and listed.file_mode == "text" else b""
             if listed is not None and data and (how := _as_recorded(data, prefix, listed)):
                 made.rewrites[path] = how
@@ -319,7 +319,7 @@ def decide(environment: Environment, manifest: Manifest, contents: Contents, fou
 
 
 def _of_file(path: bytes, entry: FileEntry, contents: Contents, found: Records) -> Rewrite | None:
-    """Return the rewrite of a file that names the prefix; None: it is copied as it is."""
+    """Return the rewrite of a file that names the prefix; None: the file is copied unchanged."""
     prefix, content = contents.prefix, contents.content(path, entry)
     listed = found.conda.get(path)
     if listed is not None and listed.prefix_placeholder:
@@ -337,7 +337,7 @@ def _of_file(path: bytes, entry: FileEntry, contents: Contents, found: Records) 
 
 
 def _as_recorded(data: bytes, prefix: bytes, listed: CondaPath) -> Rewrite | None:
-    """The rewriting that leads from what is in the package to the file; None: the record is not true of it."""
+    """Return the rewriting that turns the file of the package into this file; None: the record does not match it."""
     if not listed.prefix_placeholder:
         return None
     placeholder = listed.prefix_placeholder.encode()
@@ -357,7 +357,7 @@ def _decide_compiled(
 ) -> None:
     content = contents.content(path, entry)
     cached = path.rpartition(b"/")[0].endswith(_CACHE)
-    # The compiler puts more than strings of a source that names the prefix into the module.
+    # If a source names the prefix, the module depends on more than its strings (see ``rewriting``).
     if cached and (not found.lists(path) or source_of(path) in made.rewrites or is_stale(path, content, manifest)):
         made.dropped.add(path)
     elif content.mentions:
@@ -365,13 +365,13 @@ def _decide_compiled(
 
 
 def source_of(path: bytes) -> bytes:
-    """The source of a compiled module in a ``__pycache__``."""
+    """Return the source of a compiled module in a ``__pycache__``."""
     folder, _, name = path.rpartition(b"/")
     return posixpath.join(posixpath.dirname(folder), name.partition(b".")[0] + b".py")
 
 
 def is_stale(path: bytes, content: Content, manifest: Manifest) -> bool:
-    """Return whether a compiled module in a ``__pycache__`` is not of the source that is there."""
+    """Return whether a compiled module in a ``__pycache__`` was compiled from another source than the present one."""
     if not path.rpartition(b"/")[0].endswith(_CACHE):
         return False
     source = manifest.file(source_of(path))
@@ -398,7 +398,7 @@ def _index_conda(path: bytes, package: CondaRecord, manifest: Manifest, prefix: 
 
 
 def compiled_of(path: bytes, manifest: Manifest) -> set[bytes]:
-    """The compiled modules of a source."""
+    """Return the compiled modules of a source."""
     folder, _, name = path.rpartition(b"/")
     cache = folder + b"/__pycache__" if folder else b"__pycache__"
     stem = name.removesuffix(b".py") + b"."
@@ -407,13 +407,13 @@ def compiled_of(path: bytes, manifest: Manifest) -> set[bytes]:
 
 
 def index_records(manifest: Manifest, contents: Contents, found: Records, made: Decisions) -> None:
-    """Make each RECORD after the files that it lists and that are rewritten."""
+    """Make each RECORD depend on the rewritten files that it lists, so that it is rewritten after them."""
     files: dict[bytes, list[bytes]] = {}
     for path, (value, _, record) in found.rows.items():
         entry = manifest.file(path)
         if not value or entry is None or (path not in made.rewrites and entry.rewrite is None):
             continue
-        # A hash that is not true now would not be made true by the host.
+        # If a hash is wrong now, the host must not correct it.
         if record_hash(contents.data(path, entry)) == value:
             files.setdefault(record, []).append(path)
     for record in found.record_files:
@@ -428,7 +428,7 @@ def _few(names: list[str]) -> str:
 
 
 def glibc_floor(manifest: Manifest, contents: Contents) -> tuple[tuple[int, ...], set[str]]:
-    """The newest glibc that compiled code of an environment needs, and the machines that it is for."""
+    """Return the newest glibc that compiled code of an environment needs, and the machines that the code is for."""
     floor: tuple[int, ...] = ()
     machines: set[str] = set()
     for content in _all(manifest, contents):
@@ -445,7 +445,7 @@ def _all(manifest: Manifest, contents: Contents) -> Iterator[Content]:
 
 
 def applied(manifest: Manifest, decisions: Decisions, prefix: bytes, folder: bytes) -> Manifest:
-    """Return a manifest with the decisions; parts shared with the given one are not copied."""
+    """Apply the decisions to a manifest; unchanged parts are shared with the given one, not copied."""
     changed: dict[bytes, Folder] = {}
 
     def of(path: bytes) -> Folder:
@@ -476,7 +476,7 @@ def applied(manifest: Manifest, decisions: Decisions, prefix: bytes, folder: byt
 
 
 def _inside(target: bytes, prefix: bytes, folder: bytes) -> bytes | None:
-    """The path in the environment that an absolute link leads to; None: it leads elsewhere."""
+    """Return the path in the environment that an absolute link leads to; None: it leads elsewhere."""
     for root in (prefix, folder):
         if target == root:
             return b""

@@ -1,4 +1,4 @@
-"""Rewrite files of an environment as its installer would have made them at the prefix of a host."""
+"""Rewrite files of an environment as its installer would have written them at the prefix of a host."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _WHAT_TO_DO = (
 
 
 class Rewriter:
-    """Puts the prefix of a host into files that name the client's. Its users are the store, and ``unpack``.
+    """Rewriter that replaces the client's prefix in files by the prefix of a host. The store and ``unpack`` use it.
 
-    It knows no file system: content comes in and goes out as bytes. The digest of a file at the client and that of the
-    file on the host stay apart, as the first stands in the manifest and the second follows from the result.
+    It does no I/O: it takes content and returns content as bytes. The digest of a file at the client, which is in the
+    manifest, differs from the digest of the file on the host, which follows from the result.
 
     Args:
         target: the prefix on this host, absolute.
@@ -42,14 +42,14 @@ class Rewriter:
         path: bytes = b"",
         read: Callable[[bytes], bytes] | None = None,
     ) -> bytes:
-        """The content of a file on this host.
+        """Return the content of a file on this host.
 
         Args:
-            entry: of the file; it has a ``rewrite``, or its content is returned as it is.
+            entry: of the file. Without a ``rewrite``, the content is returned unchanged.
             data: its content at the client.
-            path: in the tree; RECORD names files by their way from there.
-            read: gives the content on this host of another file of the tree by its path. It is called for
-                ``entry.rewrite.files`` only, so those are to be made before. Without it, an index keeps its hashes.
+            path: in the tree; paths in a RECORD are relative to it.
+            read: returns the content on this host of another file of the tree by its path. It is called only for
+                ``entry.rewrite.files``, so rewrite these files first. Without it, an index keeps its hashes.
 
         Raises:
             IncompatibleError: a binary has no space for the prefix of this host.

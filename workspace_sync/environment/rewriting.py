@@ -12,14 +12,14 @@ would choose for another prefix:
 the string with NULs, so that nothing moves. The padding is still there at the prefix of the client, and a longer prefix
 fits into it.
 
-**Compiled modules (.pyc).** Each code object has the name of its source. A string in a .pyc is preceded by its type and
-length (the marshal format), so a prefix of another length changes both. It is patched where it stands: loading and
-dumping the code would give other bytes, as marshal marks an object for references by its reference count. A module
-whose source names the prefix has it in constants, too, and their lengths are in the tables of columns. Such a module is
-left out, and the host compiles it.
+**Compiled modules (.pyc).** Each code object contains the path of its source. A string in a .pyc is preceded by its
+type and length (the marshal format), so a prefix of another length changes both. The file is patched in place: loading
+and dumping the code would produce other bytes, because marshal marks an object for references by its reference count.
+If a source names the prefix, its module also has the prefix in constants, whose lengths are in the tables of columns.
+Such a module is left out, and the host compiles it.
 
-**Indexes of hashes** (conda's records and wheels' RECORD) change with the files that they list. They are edited where
-they stand, and keep the form that their installer gave them.
+**Indexes of hashes** (conda's records and wheels' RECORD) change with the files that they list. They are edited in
+place, and keep the format of their installer.
 
 Source: pip's vendored distlib/scripts.py (``_build_shebang``); uv's uv-install-wheel/src/wheel.rs (``format_shebang``);
 rattler's install/link.rs and install/entry_point.rs; CPython's Python/marshal.c (versions 2 to 4); PEP 552 (the header
@@ -49,15 +49,15 @@ def rewritten(
     path: bytes,
     read: Callable[[bytes], bytes] | None,
 ) -> bytes:
-    """The content of a file at another prefix.
+    """Return the content of a file at another prefix.
 
     Args:
-        how: kind, prefix, space, files and places, as of ``Rewrite``.
-        data: its content at the prefix that ``how`` has.
+        how: kind, prefix, space, files and places, as in ``Rewrite``.
+        data: its content at the prefix of ``how``.
         target: the new prefix.
-        tree: the folder that places are in.
+        tree: the folder that contains the places.
         path: of the file in the environment.
-        read: gives the new content of other files by their paths. Without it, an index keeps its hashes.
+        read: returns the new content of other files by their paths. Without it, an index keeps its hashes.
 
     Raises:
         PrefixTooLongError: a binary has no space for the prefix.
@@ -92,10 +92,10 @@ def rewritten(
 
 # -- text -----------------------------------------------------------------------------------------
 
-#: The bytes of a shebang that every Linux kernel reads, with ``#!`` and without the end of the line.
+#: The bytes of a shebang that every Linux kernel reads, including ``#!``, without the end of the line.
 LONGEST_SHEBANG = 127
 
-# What does not follow a path that ends here.
+# Bytes that cannot follow the end of this path.
 _END = rb"(?!\.?[A-Za-z0-9_-])"
 _PYTHON = re.compile(rb"python[0-9.]*w?\Z|pypy[0-9.]*\Z")
 # distlib's long form, and rattler's; the interpreter may be quoted.
@@ -113,33 +113,33 @@ def mentions(prefix: bytes) -> re.Pattern[bytes]:
 
 
 def replace(data: bytes, prefix: bytes, target: bytes) -> bytes:
-    """Put another prefix in the place of one, wherever text names it."""
+    """Replace one prefix by another wherever text names it."""
     return mentions(prefix).sub(lambda _: target, data)
 
 
 def replace_paths(data: bytes, moves: Mapping[bytes, bytes]) -> bytes:
-    """Put other paths in the place of some, in one pass; the longest that fits counts."""
+    """Replace several paths by others, in one pass; the longest match counts."""
     either = b"|".join(re.escape(path) for path in sorted(moves, key=len, reverse=True))
     return re.sub(b"(?:" + either + b")" + _END, lambda found: moves[found[0]], data)
 
 
 def replace_pip(data: bytes, prefix: bytes, target: bytes) -> bytes:
-    """A script that pip has made, as it would be at another prefix."""
+    """Rewrite a script created by pip for another prefix."""
     return _script(data, prefix, target, _pip_head)
 
 
 def replace_uv(data: bytes, prefix: bytes, target: bytes) -> bytes:
-    """A script that uv has made, as it would be at another prefix."""
+    """Rewrite a script created by uv for another prefix."""
     return _script(data, prefix, target, _uv_head)
 
 
 def replace_conda(data: bytes, prefix: bytes, target: bytes) -> bytes:
-    """Text that conda or rattler has installed, as it would be at another prefix."""
+    """Rewrite text installed by conda or rattler for another prefix."""
     return _script(data, prefix, target, _conda_head)
 
 
 def replace_conda_env(data: bytes, prefix: bytes, target: bytes) -> bytes:
-    """The same, of a script for which ``prefix`` was too long, so that ``/usr/bin/env`` finds its interpreter."""
+    """Rewrite such a script whose interpreter is found by ``/usr/bin/env``, because ``prefix`` was too long."""
     found = _ENV.match(data)
     if found is None:
         return replace_conda(data, prefix, target)
@@ -148,7 +148,7 @@ def replace_conda_env(data: bytes, prefix: bytes, target: bytes) -> bytes:
 
 
 def restored_text(data: bytes, prefix: bytes, placeholder: bytes) -> list[tuple[str, bytes]]:
-    """The (kind of rewriting, content) that a file may have had in its conda package, where shebangs have no limit."""
+    """Return the possible (kind of rewriting, content) of a file in its conda package, where shebangs have no limit."""
     found = interpreter(data)
     if found is None:
         return [("text", replace(data, prefix, placeholder))]
@@ -162,11 +162,11 @@ def restored_text(data: bytes, prefix: bytes, placeholder: bytes) -> list[tuple[
 
 
 def interpreter(data: bytes) -> tuple[bytes, bytes, int] | None:
-    """The (interpreter, argument with its blank, length of the head) of a script in any of the forms."""
+    """Parse the head of a script in any of the forms: (interpreter, argument with its blank, length of the head)."""
     if not data.startswith(b"#!"):
         return None
     if found := _PIP_LONG.match(data):
-        return found[2], found[3], found.end() - 1  # without the end of its last line
+        return found[2], found[3], found.end() - 1  # without the end of the last line
     if found := _UV_LONG.match(data):
         return found[1], found[2], found.end() - 1
     if found := _CONDA_LONG.match(data):
@@ -188,7 +188,7 @@ def _script(data: bytes, prefix: bytes, target: bytes, head: Callable[[bytes, by
 
 
 def _pip_head(executable: bytes, argument: bytes) -> bytes:
-    # distlib counts the end of the line, too.
+    # distlib includes the end of the line in the length.
     if b" " not in executable and len(executable) + len(argument) + 3 <= LONGEST_SHEBANG:
         return b"#!" + executable + argument
     quoted = b'"' + executable + b'"' if b" " in executable else executable
@@ -227,11 +227,11 @@ class PrefixTooLongError(ValueError):
 
 
 def replace_padded(data: bytes, prefix: bytes, target: bytes, space: int) -> bytes:
-    """Put another prefix into the C strings that name one; the length stays the same.
+    """Replace one prefix by another in C strings without changing the length of the data.
 
     Args:
-        space: the bytes that each mention had for the prefix when the file was built; the string is followed by
-            ``space - len(prefix)`` NULs for each mention in it, beside its own.
+        space: the bytes that each mention had for the prefix when the file was built. In addition to its own
+            terminator, the string is followed by ``space - len(prefix)`` NULs for each mention in it.
 
     Raises:
         PrefixTooLongError: a string has no space for ``target``.
@@ -260,7 +260,7 @@ def replace_padded(data: bytes, prefix: bytes, target: bytes, space: int) -> byt
 
 
 def restored_binary(data: bytes, prefix: bytes, placeholder: bytes) -> bytes | None:
-    """The file as it was in its package, or None if it cannot have had the placeholder wherever it has the prefix."""
+    """Return the file as it was in its package; None if the prefix cannot have replaced the placeholder everywhere."""
     try:
         return replace_padded(data, prefix, placeholder, len(placeholder))
     except PrefixTooLongError:
@@ -268,13 +268,13 @@ def restored_binary(data: bytes, prefix: bytes, placeholder: bytes) -> bytes | N
 
 
 def replace_runpaths(data: bytes, prefix: bytes, path: bytes, place: bytes = b"") -> bytes:
-    """Make an ELF file look for libraries relative to itself, wherever it looks for them below a prefix.
+    """Make an ELF file search for libraries relative to itself instead of below a prefix.
 
-    Code that was compiled at the client has no padding, and ``$ORIGIN`` mostly is shorter than the prefix.
+    Code compiled at the client has no padding, but ``$ORIGIN`` is usually shorter than the prefix.
 
     Args:
         path: of the file in the environment.
-        place: where the environment has what is at the prefix; empty: the prefix is its own.
+        place: the folder in the environment for the content of the prefix; empty: the prefix is the environment's own.
 
     Raises:
         PrefixTooLongError: the relative path is longer, or the string is part of another one.
@@ -306,18 +306,18 @@ _LONG = b"aAut"
 
 
 class CompiledError(ValueError):
-    """A compiled module has a form that is not known here."""
+    """A compiled module has an unknown form."""
 
 
 def source_stamp(data: bytes) -> tuple[int, int] | None:
-    """The (mtime in s, size) of the source that a .pyc was compiled from; None if it has a hash of it instead."""
+    """Return the (mtime in s, size) of the source that a .pyc was compiled from; None if it has a hash instead."""
     if len(data) < HEADER or int.from_bytes(data[4:8], "little"):
         return None
     return int.from_bytes(data[8:12], "little"), int.from_bytes(data[12:16], "little")
 
 
 def replace_compiled(data: bytes, prefix: bytes, target: bytes) -> bytes:
-    """A .pyc as the compiler would write it at another prefix, if its source does not name the prefix.
+    """Rewrite a .pyc as the compiler would write it at another prefix, if its source does not name the prefix.
 
     Raises:
         CompiledError: the prefix is in a place that cannot be changed.
@@ -342,7 +342,7 @@ def replace_compiled(data: bytes, prefix: bytes, target: bytes) -> bytes:
 
 
 def _string(kind: int, text: bytes) -> bytes:
-    """A string of marshal; ASCII of under 256 bytes has a form of its own."""
+    """Encode a string for marshal. ASCII of less than 256 bytes has a separate form."""
     ref, code = kind & _REF, chr(kind & ~_REF)
     if code in "zZaA":
         if not text.isascii():
@@ -362,11 +362,11 @@ def _string(kind: int, text: bytes) -> bytes:
 def replace_conda_record(
     data: bytes, prefix: bytes, target: bytes, made: Mapping[bytes, bytes], *, sizes: bool
 ) -> bytes:
-    """A record as it would be at another prefix.
+    """Rewrite a conda record for another prefix.
 
     Args:
-        made: the content there of the files that name the prefix, by their paths in it.
-        sizes: whether the record has the sizes of files as they were installed.
+        made: the rewritten content of the files that name the prefix, by their paths in the prefix.
+        sizes: whether the record contains the sizes of the installed files.
     """
     data = replace(data, prefix, target)
     objects: dict[bytes, tuple[int, int]] = {}
@@ -390,7 +390,7 @@ def replace_conda_record(
 
 
 def record_rows(record: bytes, path: bytes) -> Iterator[tuple[bytes, str, str]]:
-    """The (path in the tree, hash, size) of each file that a RECORD lists.
+    """Iterate over the (path in the tree, hash, size) of each file that a RECORD lists.
 
     Args:
         path: of the RECORD in the tree.
@@ -411,16 +411,16 @@ def _row(line: bytes) -> list[str] | None:
 
 
 def record_hash(data: bytes) -> str:
-    """A hash as RECORD has it."""
+    """Compute a hash in the form of RECORD."""
     return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
 def replace_record(data: bytes, path: bytes, prefix: bytes, target: bytes, made: Mapping[bytes, bytes]) -> bytes:
-    """A RECORD as it would be at another prefix.
+    """Rewrite a RECORD for another prefix.
 
     Args:
         path: of the RECORD in the tree.
-        made: the content there of the files that name the prefix, by their paths in the tree.
+        made: the rewritten content of the files that name the prefix, by their paths in the tree.
     """
     site = posixpath.dirname(posixpath.dirname(path))
     lines: list[bytes] = []

@@ -1,1 +1,1 @@
-"""Data that crosses between client and hosts: manifests, workspaces, reports and errors. Plain values, no I/O."""
+"""Data exchanged between client and hosts: manifests, workspaces, reports and errors. Plain values, no I/O."""

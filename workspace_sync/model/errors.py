@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class SyncError(RuntimeError):
-    """A sync did not do all that it was asked to; hosts that it names have kept their old tree.
+    """A sync was not completed on all hosts. The hosts that the message names keep their old tree.
 
     Attributes:
-        report: what was done on each host (``SyncReport``), if the sync came so far; otherwise None.
-        headline: the message without what the report has; empty if there is no report.
+        report: the result on each host (``SyncReport``); None if the sync ended before there was one.
+        headline: the message without the content of the report; empty if there is no report.
     """
 
     report: object | None = None
@@ -16,15 +16,15 @@ class SyncError(RuntimeError):
 
 
 class ScanError(SyncError):
-    """The folder at the client cannot be read, or does not hold still."""
+    """The folder at the client cannot be read, or keeps changing."""
 
 
 class WorkspaceBusyError(SyncError):
-    """Another client syncs this workspace on this host; the message names it."""
+    """Another client, which the message names, syncs this workspace on this host."""
 
 
 class StoreError(SyncError):
-    """A host cannot store the tree: full disk, read-only target, a name that is too long, a folder of another user."""
+    """A host cannot store the tree: full disk, read-only target, a name that is too long, or another user's folder."""
 
 
 class TamperedError(SyncError):
@@ -32,7 +32,7 @@ class TamperedError(SyncError):
 
 
 class IncompatibleError(SyncError):
-    """An environment cannot run on a host: another platform, C library or Python."""
+    """An environment cannot run on a host because of its platform, C library or Python."""
 
 
 class MountError(RuntimeError):

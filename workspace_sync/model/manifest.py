@@ -1,11 +1,11 @@
 """Manifests: the content of a tree, as a Merkle tree of its folders.
 
 A manifest lists every folder, file and symbolic link of a tree with its mode and the digest of its content. The digest
-of a folder covers its entries, and thereby everything below it, so equal digests mean equal trees, and two manifests
-are compared without visiting what they share. Times are not part of any digest: content decides.
+of a folder covers its entries, and thereby everything below it. Equal digests therefore mean equal trees, and a
+comparison of two manifests skips their common folders. Digests do not cover times, only content.
 
-Names and paths are bytes, as the file system has them: they may hold everything but ``/`` and NUL. A path is relative
-to the root of its tree, and the root is ``b""``.
+Names and paths are bytes, as in the file system: a name may contain any byte but ``/`` and NUL. A path is relative to
+the root of its tree, and the root is ``b""``.
 
 Source: R. C. Merkle, "A Digital Signature Based on a Conventional Encryption Function", CRYPTO '87; BLAKE3
 specification, https://github.com/BLAKE3-team/BLAKE3-specs.
@@ -22,9 +22,9 @@ from blake3 import blake3
 
 #: The length of every digest (bytes).
 DIGEST_SIZE = 32
-#: The bits of a mode that a tree keeps: those that ``chmod`` sets, without set-uid, set-gid and sticky.
+#: The bits of a mode that a tree keeps: those of ``chmod``, without set-uid, set-gid and sticky.
 MODE_BITS = 0o777
-#: How much of a file is read at once where it is read in pieces (bytes).
+#: The block size for reading a file in pieces (bytes).
 BUFFER = 1 << 20
 
 
@@ -32,9 +32,9 @@ _local = threading.local()
 
 
 def thread_buffer() -> memoryview:
-    """Memory for ``BUFFER`` bytes that this thread uses again and again.
+    """Return a buffer of ``BUFFER`` bytes that this thread reuses.
 
-    Fresh memory of this size comes from the system, which clears it page by page; that takes longer than the reading.
+    The system clears new memory of this size page by page, which takes longer than to read the data.
     """
     try:
         return _local.buffer
@@ -44,27 +44,28 @@ def thread_buffer() -> memoryview:
 
 
 def digest_of(data: bytes | bytearray | memoryview) -> bytes:
-    """The BLAKE3 digest of some bytes."""
+    """Compute the BLAKE3 digest of some bytes."""
     return blake3(data).digest()
 
 
 def entry_path(folder: bytes, name: bytes) -> bytes:
-    """The path of an entry of a folder."""
+    """Return the path of an entry of a folder."""
     return folder + b"/" + name if folder else name
 
 
 class Rewrite(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The way in which a file of an environment names the prefix, so that a host can put its own in its place.
+    """How a file of an environment contains the prefix, so that a host can replace it by its own.
 
     Attributes:
         kind: "text", "script" (of pip), "uv" (a script of uv), "env" (a script of conda that ``/usr/bin/env`` starts),
-            "home" (the Python of a venv), "binary" (NUL-padded strings), "runpath" (of compiled code without padding),
-            "pyc", or an index of other files' hashes: "record" (RECORD), "conda" and "rattler" (their ``conda-meta``).
-        prefix: the prefix that the file has at the client.
-        space: the bytes that a padded binary has for it.
-        files: the paths of the files whose hashes an index has, and which name the prefix, too; made before it.
-        places: other folders of the client that the file names, as it names them, and their places in the workspace's
-            tree; for "home" and "runpath", in the environment.
+            "home" (the ``home`` of a venv's configuration), "binary" (NUL-padded strings), "runpath" (of compiled code
+            without padding), "pyc", or an index of other files' hashes: "record" (RECORD), "conda" and "rattler" (their
+            ``conda-meta``).
+        prefix: the prefix in the file at the client.
+        space: the bytes available for it in a padded binary.
+        files: the paths of those files in an index of hashes that also name the prefix; they are rewritten before it.
+        places: other folders of the client that the file names, as written, and their places in the workspace's tree;
+            for "home" and "runpath", in the environment.
     """
 
     kind: str
@@ -81,10 +82,10 @@ class FileEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
         size: bytes.
         mode: its permissions, ``MODE_BITS`` of them.
         digest: BLAKE3 of its content at the client.
-        mtime: its modification time (ns since the epoch), given to the copies; part of no digest.
-        chunks: the digests of its chunks in their order, if it is larger than one chunk; otherwise empty.
+        mtime: its modification time (ns since the epoch), which copies get; no digest covers it.
+        chunks: the digests of its chunks, in order, if it is larger than one chunk; otherwise empty.
         sizes: the sizes of its chunks (bytes); empty if ``chunks`` is.
-        rewrite: for a file of an environment that names its prefix.
+        rewrite: for a file of an environment that contains its prefix.
     """
 
     size: int
@@ -96,7 +97,10 @@ class FileEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     rewrite: Rewrite | None = None
 
     def pieces(self) -> Iterator[tuple[bytes, int, int]]:
-        """The (digest, offset, size) of each chunk; a file of one chunk has itself, and an empty file none."""
+        """Iterate over the (digest, offset, size) of each chunk.
+
+        A file of one chunk is itself one piece; an empty file has none.
+        """
         if not self.chunks:
             if self.size:
                 yield self.digest, 0, self.size
@@ -108,7 +112,7 @@ class FileEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Folder(msgspec.Struct, array_like=True, gc=False):
-    """A folder and its entries; entries of its subfolders are under their paths in the manifest.
+    """A folder and its entries. The entries of subfolders are in the manifest under the subfolders' paths.
 
     Attributes:
         mode: its permissions.
@@ -125,12 +129,12 @@ class Folder(msgspec.Struct, array_like=True, gc=False):
     digest: bytes = b""
 
     def copy(self) -> Folder:
-        """A folder with the same entries, which can be changed without this one."""
+        """Return a copy that can be changed independently of this folder."""
         return Folder(self.mode, dict(self.files), dict(self.links), dict(self.folders), self.digest)
 
 
 def folder_digest(folder: Folder) -> bytes:
-    """The digest of a folder; those of its subfolders must be current."""
+    """Compute the digest of a folder; those of its subfolders must be current."""
     parts: list[bytes] = [b"monarch folder 1\0", folder.mode.to_bytes(2, "big")]
     for name in sorted(folder.files):
         entry = folder.files[name]
@@ -156,13 +160,13 @@ def _length(name: bytes) -> bytes:
     return _LENGTHS[length] if length < 256 else length.to_bytes(4, "big")
 
 
-#: What ``Manifest.count`` has found, by digest: the same few manifests are counted at every sync.
+#: Cache of ``Manifest.count``, by digest: every sync counts the same few manifests.
 _counts: dict[bytes, tuple[int, int]] = {}
 _MOST_COUNTS = 64
 
 
 class Manifest(msgspec.Struct, gc=False):
-    """The content of a tree: its folders by path; the root's is ``b""``."""
+    """Content of a tree: its folders by path. The path of the root is ``b""``."""
 
     folders: dict[bytes, Folder]
 
@@ -172,20 +176,20 @@ class Manifest(msgspec.Struct, gc=False):
         return self.folders[b""].digest
 
     def files(self) -> Iterator[tuple[bytes, FileEntry]]:
-        """All files with their paths."""
+        """Iterate over all files with their paths."""
         for path, folder in self.folders.items():
             prefix = path + b"/" if path else b""
             for name, entry in folder.files.items():
                 yield prefix + name, entry
 
     def file(self, path: bytes) -> FileEntry | None:
-        """The file of a path, if there is one."""
+        """Return the file at a path; None if there is none."""
         parent, _, name = path.rpartition(b"/")
         folder = self.folders.get(parent)
         return None if folder is None else folder.files.get(name)
 
     def count(self) -> tuple[int, int]:
-        """The number of files, and their bytes."""
+        """Return the number of files and their total size (bytes)."""
         digest = self.digest
         if digest not in _counts:
             if len(_counts) >= _MOST_COUNTS:
@@ -200,8 +204,8 @@ def seal(folders: dict[bytes, Folder], changed: Iterable[bytes] | None = None) -
     """Compute the digests of folders, deepest first, and enter each in its parent.
 
     Args:
-        folders: all folders by path. A folder whose parent is absent is an error of the caller.
-        changed: the paths whose entries are new; their ancestors are computed, too. None: all of them.
+        folders: all folders by path. The parent of each folder must be present.
+        changed: the paths of folders with new entries; their ancestors are computed, too. None: all folders.
     """
     if changed is None:
         paths = set(folders)
@@ -228,8 +232,8 @@ class Change:
 
     Attributes:
         path: relative to the root.
-        old: its file entry, link target or folder mode before; None: it did not exist.
-        new: the same, after; None: it is deleted.
+        old: its previous file entry, link target or folder mode; None: it did not exist.
+        new: its new file entry, link target or folder mode; None: it is deleted.
     """
 
     path: bytes
@@ -238,9 +242,9 @@ class Change:
 
 
 def changes(old: Manifest | None, new: Manifest) -> Iterator[Change]:
-    """Compare two manifests folder by folder; folders of equal digests are not visited.
+    """Compare two manifests folder by folder, without visiting folders of equal digests.
 
-    A parent comes before its entries if it is new, and a folder that is gone is reported once, as itself.
+    A new parent comes before its entries. A deleted folder is reported once, without its entries.
     """
     before: dict[bytes, Folder] = {} if old is None else old.folders
     todo = [b""]
@@ -260,7 +264,7 @@ def changes(old: Manifest | None, new: Manifest) -> Iterator[Change]:
             if isinstance(entry, int):
                 earlier = was.get(name)
                 if earlier is not None and not isinstance(earlier, int):
-                    yield Change(prefix + name, earlier, None)  # a file or link in the way of a folder
+                    yield Change(prefix + name, earlier, None)  # a file or link in place of a folder
                 todo.append(prefix + name)
             elif not _same(was.get(name), entry):
                 yield Change(prefix + name, was.get(name), entry)
@@ -279,10 +283,10 @@ def _same(old: FileEntry | bytes | int | None, new: FileEntry | bytes) -> bool:
 
 
 class ManifestDelta(msgspec.Struct, array_like=True):
-    """Difference between two manifests: the folders that changed, whole.
+    """Difference between two manifests: the changed folders, each complete.
 
     Attributes:
-        base: the digest of the manifest that it applies to; empty: it is complete.
+        base: the digest of the manifest that it applies to; empty: it is a complete manifest.
         digest: of the result.
         folders: new and changed folders by path.
         gone: the paths of deleted folders; everything below them is deleted, too.
@@ -295,7 +299,7 @@ class ManifestDelta(msgspec.Struct, array_like=True):
 
 
 def delta(old: Manifest | None, new: Manifest) -> ManifestDelta:
-    """The difference of two manifests; None as ``old`` gives a complete one."""
+    """Compute the difference between two manifests. If ``old`` is None, the result is complete."""
     if old is None:
         return ManifestDelta(b"", new.digest, new.folders, [])
     folders: dict[bytes, Folder] = {}
@@ -314,14 +318,14 @@ def delta(old: Manifest | None, new: Manifest) -> ManifestDelta:
 
 
 class ManifestError(ValueError):
-    """A manifest or its delta is not valid: it does not fit its base, its digests do not hold, or a name is unsafe."""
+    """A manifest or its delta is invalid: wrong base, a digest that does not match, or an unsafe name."""
 
 
 def patched(base: Manifest | None, change: ManifestDelta) -> Manifest:
-    """Apply a delta, and check every digest that it brings.
+    """Apply a delta, and verify every digest in it.
 
     Raises:
-        ManifestError: it is not for this base, a name could leave the tree, or a digest does not hold.
+        ManifestError: it is not for this base, a name could lead outside the tree, or a digest does not match.
     """
     have = base.digest if base is not None else b""
     if change.base and change.base != have:
@@ -343,7 +347,7 @@ def patched(base: Manifest | None, change: ManifestDelta) -> Manifest:
                 )
         if folder_digest(folder) != folder.digest:
             raise ManifestError(f"the digest of folder {printable(path)!r} does not hold")
-    # No digest covers a folder that no other lists: none may stay behind, be smuggled in, or be taken away alone.
+    # No digest covers a folder that no other folder lists: none may remain, be smuggled in, or be removed alone.
     unlisted = [entry_path(path, name) for path, old in before.items() for name in old.folders]
     for path in (*change.folders, *change.gone, *unlisted):
         parent, _, name = path.rpartition(b"/")
@@ -357,7 +361,7 @@ def patched(base: Manifest | None, change: ManifestDelta) -> Manifest:
 
 
 def _remove(folders: dict[bytes, Folder], path: bytes) -> None:
-    """Remove a folder and all that it lists."""
+    """Remove a folder and everything that it lists."""
     todo = [path]
     while todo:
         path = todo.pop()
@@ -367,8 +371,8 @@ def _remove(folders: dict[bytes, Folder], path: bytes) -> None:
 
 
 def _check(path: bytes, folder: Folder) -> None:
-    """Raise unless a folder's path and names can stand in a tree, and its entries are complete."""
-    if path.startswith(b"/"):  # of a name that is empty; all others are names of a folder that is checked, too
+    """Raise unless a folder's path and names are valid in a tree, and its entries are complete."""
+    if path.startswith(b"/"):  # from an empty name; all others are names of a folder that is checked, too
         raise ManifestError(f"folder {printable(path)!r} has no path inside a tree")
     for names in (folder.files, folder.links, folder.folders):
         for name in names:
@@ -392,12 +396,12 @@ def _check(path: bytes, folder: Folder) -> None:
 
 
 def printable(path: bytes) -> str:
-    """A path for messages: as text, undecodable bytes as ``\\xNN``."""
+    """Render a path for messages: as text, with undecodable bytes as ``\\xNN``."""
     return path.decode("utf-8", "backslashreplace")
 
 
 def encode_delta(change: ManifestDelta) -> bytes:
-    """The bytes of a delta (MessagePack)."""
+    """Encode a delta (MessagePack)."""
     return msgspec.msgpack.encode(change)
 
 
@@ -405,7 +409,7 @@ def decode_delta(data: bytes | memoryview) -> ManifestDelta:
     """Decode a delta.
 
     Raises:
-        ManifestError: the bytes are none.
+        ManifestError: the bytes are not a delta.
     """
     try:
         return msgspec.msgpack.decode(data, type=ManifestDelta)
@@ -417,16 +421,16 @@ def decode_delta(data: bytes | memoryview) -> ManifestDelta:
 
 
 class EarlyFile(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A file, or some chunks of one, as first read. The later manifest is authoritative.
+    """A file, or some chunks of one, as first read. The manifest that follows is authoritative.
 
     Attributes:
         path: in the tree.
         size: of the file (bytes).
         mode: its permissions.
         mtime: its modification time (ns since the epoch).
-        offset: where in it the first of these pieces begins (bytes).
-        digests: of the pieces, one behind the other.
-        sizes: of these (bytes).
+        offset: the offset of the first of these pieces in the file (bytes).
+        digests: the concatenated digests of the pieces.
+        sizes: of the pieces (bytes).
     """
 
     path: bytes
@@ -439,5 +443,5 @@ class EarlyFile(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def whole(self) -> bool:
-        """Whether it is all of the file."""
+        """Whether it is the whole file."""
         return self.offset == 0 and sum(self.sizes) == self.size

@@ -20,24 +20,25 @@ class HostReport(msgspec.Struct, array_like=True):
 
     Attributes:
         host: its name.
-        digest: of its tree now (hex); empty if it has none.
+        digest: of its current tree (hex); empty if it has none.
         switched: whether it has a new tree.
-        files: files that were made.
-        received: bytes that arrived.
-        reused: bytes that the host had.
-        moved: paths that ranks had made, and that moved along.
-        error: why it stays on the old tree; empty if all went well.
-        seconds: from the first request until it had switched.
+        files: the number of created files.
+        received: received bytes.
+        reused: bytes that the host already had.
+        moved: paths created by ranks that were moved to the new tree.
+        error: why it keeps the old tree; empty on success.
+        seconds: from the first request to the switch.
         path: the folder of the workspace on it; ranks see ``path/current/tree``.
-        generation: the number of its trees, for a rollback.
-        deleted: paths that go, or would go in a dry run.
-        lacks: bytes that it lacks, and would get (only in a dry run).
-        problems: damaged content that was found on it.
-        kept: what ranks had made where the new tree has something else, and where it is now.
+        generation: the number of its current generation, for a rollback.
+        deleted: paths that are deleted, or would be in a dry run.
+        lacks: bytes that it lacks and would get (only in a dry run).
+        problems: damaged content found on it.
+        kept: paths created by ranks that conflict with the new tree, and their new locations.
         environment: the digest of its environment (hex); empty if it has none.
-        shares: the host whose store it uses, as by a common home folder, and that made the tree for both; or empty.
-        notes: what a sync that was interrupted had left, or what else was not in order, and what was done with it.
-        made: bytes of the environment that it made itself, from a lock file.
+        shares: the host whose store it shares, for example in a common home folder, and which created the tree for
+            both; else empty.
+        notes: remains of an interrupted sync or other irregularities, and how they were handled.
+        made: bytes of the environment that it created itself from a lock file.
     """
 
     host: str
@@ -67,13 +68,13 @@ class Forgotten(msgspec.Struct, array_like=True):
     Attributes:
         host: its name.
         path: the folder of the workspace on it.
-        generations: how many trees a rollback could go to, the current one among them.
-        files: how many files its trees had.
-        bytes: of these. Their content stays among the store's old content for a while (``collect``).
-        kept_files: files that ranks have made, and that stay in ``path/kept``.
-        kept_bytes: of these.
-        removed: whether anything was removed, as in a dry run nothing is.
-        shares: the host whose store it uses, as by a common home folder; or empty.
+        generations: the number of generations that a rollback could go to, including the current one.
+        files: the number of files in its trees.
+        bytes: their total size. Their content remains for a while in the store as old content (``collect``).
+        kept_files: the number of files created by ranks, which remain in ``path/kept``.
+        kept_bytes: their total size.
+        removed: whether anything was removed; false in a dry run.
+        shares: the host whose store it shares, for example in a common home folder; else empty.
     """
 
     host: str
@@ -88,13 +89,13 @@ class Forgotten(msgspec.Struct, array_like=True):
 
 
 class StaleModule(msgspec.Struct, array_like=True):
-    """A module that ranks have imported in an older version.
+    """A module of which ranks have imported an older version.
 
     Attributes:
         name: of the module.
         ranks: which ranks, in the notation of rank sets.
         state: "stale", "reloaded", or why it cannot be reloaded.
-        failed: its source has an error, which ``state`` tells.
+        failed: its source has an error, which is in ``state``.
     """
 
     name: str
@@ -104,23 +105,23 @@ class StaleModule(msgspec.Struct, array_like=True):
 
 
 class SyncReport(msgspec.Struct):
-    """The receipt of one sync.
+    """The receipt of a sync.
 
     Attributes:
         workspace: its id.
         digest: of the tree at the client (hex).
-        files: files at the client.
-        bytes: their bytes.
+        files: the number of files at the client.
+        bytes: their total size.
         hashed: bytes that had to be read and hashed.
         sent: bytes that the client sent.
-        hosts: one entry a host.
-        stale: modules that ranks have imported in an older version.
+        hosts: one entry for each host.
+        stale: modules of which ranks have imported an older version.
         phases: seconds by phase.
-        seconds: of everything.
-        dry_run: nothing was changed.
+        seconds: the total time.
+        dry_run: whether this was a dry run, which changes nothing.
         environment: the digest of the environment at the client (hex); empty if none was synced.
-        notes: what a person should know of the environment.
-        back: the digest of the tree that a rollback went to (hex); empty if it was none.
+        notes: sentences for the user about the environment.
+        back: the digest of the tree that a rollback went to (hex); empty if this was no rollback.
     """
 
     workspace: str
@@ -140,20 +141,20 @@ class SyncReport(msgspec.Struct):
 
     @property
     def failed(self) -> list[HostReport]:
-        """The hosts that stay on their old tree."""
+        """The hosts that keep their old tree."""
         return [host for host in self.hosts if host.error]
 
 
 class SyncProgress(msgspec.Struct, frozen=True):
-    """A moment of a sync.
+    """Progress of a sync at one moment.
 
     Attributes:
         phase: "scan", "plan", "send", "stage" or "switch".
-        done: bytes read, or received by all hosts together; 0 where bytes say nothing.
-        total: all that will be; 0: not known.
-        hosts_done: hosts that are through with this phase.
-        hosts: all hosts.
-        note: a sentence to be shown and kept, such as what a large first sync is about to send; mostly empty.
+        done: bytes read, or received by all hosts together; 0 if the phase is not measured in bytes.
+        total: the total number of these bytes; 0: unknown.
+        hosts_done: the number of hosts that have completed this phase.
+        hosts: the number of all hosts.
+        note: a sentence that stays on display, such as the amount that a large first sync will send; usually empty.
     """
 
     phase: str

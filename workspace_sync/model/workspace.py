@@ -1,5 +1,7 @@
-"""What is synced: folders of the client, and perhaps an environment. Names and arguments are those of
-``monarch.tools.config`` (https://meta-pytorch.org/monarch/)."""
+"""Content of a sync: folders of the client, and perhaps an environment.
+
+Names and arguments are those of ``monarch.tools.config`` (https://meta-pytorch.org/monarch/).
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,20 @@ from typing import Any, Literal
 from monarch_kernel.environment import SYNC_FOLDER
 from workspace_sync.model.manifest import digest_of
 
-#: What becomes of symbolic links that lead out of the workspace; see ``Workspace``.
+#: The treatment of symbolic links that lead out of the workspace; see ``Workspace``.
 Links = Literal["refuse", "follow", "keep"]
 
 
 class CondaEnvironment:
-    """An environment: of conda, or made by ``venv`` or uv.
+    """An environment of conda, ``venv`` or uv.
 
     Args:
         conda_prefix: its folder. None: that of this interpreter; if this interpreter is in none, the active one.
-        with_python: send the Python that a venv was made from along, for hosts that do not have it. Environments of
-            conda hold their own.
-        lock: the lock file that it was made from (``uv.lock``, ``pylock.toml``, ``conda-lock.yml``, ``pixi.lock``, an
-            ``@EXPLICIT`` list). Hosts make what they can of it from their own package caches and indexes, and get the
-            rest sent; what they have then is the same.
+        with_python: include the Python that a venv was created from, for hosts that do not have it. Conda environments
+            contain their own.
+        lock: the lock file that it was created from (``uv.lock``, ``pylock.toml``, ``conda-lock.yml``, ``pixi.lock``,
+            an ``@EXPLICIT`` list). Hosts install what they can from their own package caches and indexes, and the
+            client sends the rest; the result is the same.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class CondaEnvironment:
         """The folder of the environment, absolute.
 
         Raises:
-            ValueError: none was named, and none is active.
+            ValueError: no environment was named, and none is active.
         """
         if self._conda_prefix is not None:
             return os.path.abspath(os.path.expanduser(self._conda_prefix))
@@ -82,18 +84,19 @@ class Workspace:
     """Folders of the client that are synced together, and perhaps an environment.
 
     Args:
-        dirs: the folders. A list gives each the place of its own name in the tree, and the current folder (``"."``),
-            if it is the only one, the root, as in Monarch. A mapping gives each the place that it names; ``""`` is the
-            root.
+        dirs: the folders. In a list, the place of each in the tree is its own name, and the place of the current folder
+            (``"."``), if it is the only one, is the root, as in Monarch. A mapping names the place of each; ``""`` is
+            the root.
         env: the environment that belongs to them.
-        links: symbolic links that lead out of the workspace: "refuse" (an error that names them), "follow" (what they
-            lead to is copied in their place) or "keep" (as they are: for hosts that have what they lead to, such as a
-            shared file system). Links within the workspace are always kept.
+        links: the treatment of symbolic links that lead out of the workspace: "refuse" (raise an error that names
+            them), "follow" (copy their targets in their place) or "keep" (keep them unchanged, for hosts that have
+            their targets, for example on a shared file system). Links within the workspace are always kept.
 
     Raises:
         FileNotFoundError: a folder does not exist.
         NotADirectoryError: it is a file.
-        ValueError: two folders have one place, a place is outside the tree, or a folder or place is within another.
+        ValueError: two folders have the same place, a place is outside the tree, or a folder or place is within
+            another.
     """
 
     def __init__(
@@ -117,7 +120,7 @@ class Workspace:
         else:
             listed = list(dirs)
             named = [(source, _own_place(source, alone=len(listed) == 1)) for source in listed]
-        #: The folders as they were named, and their places in the tree.
+        #: The folders as given, and their places in the tree.
         self.dirs: dict[Path, str] = {}
         self._roots: dict[str, str] = {}
         for source, place in named:
@@ -131,11 +134,11 @@ class Workspace:
 
     @classmethod
     def null(cls) -> Workspace:
-        """A workspace without folders and environment."""
+        """Return a workspace without folders and environment."""
         return cls()
 
     def merge(self, outdir: str | os.PathLike[str]) -> None:
-        """Copy the folders into ``outdir``, each to its place, as they are in the tree on hosts.
+        """Copy the folders into ``outdir``, each to its place, as in the tree on hosts.
 
         Raises:
             OSError: a file cannot be read or written.
@@ -144,9 +147,10 @@ class Workspace:
             shutil.copytree(folder, os.path.join(outdir, place), symlinks=self.links == "keep", dirs_exist_ok=True)
 
     def set_env_vars(self, appdef: Any) -> None:
-        """Set the variables of the tree for all roles of an ``AppDef`` of TorchX that do not have them.
+        """Set the variables of the tree for all roles of a TorchX ``AppDef`` that do not have them.
 
-        ``WORKSPACE_DIR`` and, with an environment, ``CONDA_DIR``; ``PYTHONPATH`` gets the places of the folders.
+        The variables are ``WORKSPACE_DIR`` and, with an environment, ``CONDA_DIR``; the places of the folders are added
+        to ``PYTHONPATH``.
         """
         for role in appdef.roles:
             root = role.env.setdefault("WORKSPACE_DIR", "$HOME/.monarch/workspace")
@@ -157,14 +161,14 @@ class Workspace:
             role.env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*known, *places]))
 
     def roots(self) -> dict[str, str]:
-        """The folders (absolute, links resolved) and their places in the tree (``a/b``, or ``""`` for the root)."""
+        """Return the folders (absolute, links resolved) and their places in the tree; ``""`` is the root."""
         return dict(self._roots)
 
     @property
     def id(self) -> str:
-        """16 hexadecimal digits that follow from this machine, the user, the folders and their places.
+        """16 hexadecimal digits derived from this machine, the user, the folders and their places.
 
-        The environment counts only for a workspace that has no folders.
+        The environment is included only for a workspace without folders.
         """
         parts = [_machine(), str(os.geteuid())]
         parts += (f"{folder}\0{place}" for folder, place in sorted(self._roots.items()))
@@ -174,7 +178,7 @@ class Workspace:
 
     @property
     def name(self) -> str:
-        """The name of its first folder, in characters that every file system takes."""
+        """The name of its first folder, in characters that every file system accepts."""
         first = next(iter(self._roots), "")
         if not first and self.env is not None:
             first = self.env.conda_prefix
@@ -193,7 +197,7 @@ def _own_place(source: str | os.PathLike[str], *, alone: bool) -> str:
 
 
 def _check_folder(source: str | os.PathLike[str]) -> str:
-    """The folder, absolute and with its links resolved."""
+    """Return the absolute path of a folder, with links resolved."""
     path = os.path.abspath(os.path.expanduser(os.fspath(source)))
     try:
         mode = os.stat(path).st_mode
@@ -205,7 +209,7 @@ def _check_folder(source: str | os.PathLike[str]) -> str:
 
 
 def _clean(source: str | os.PathLike[str], place: str) -> str:
-    # An absolute place would be outside, and so would one that goes up: both are mistakes that must not be guessed at.
+    # A place that is absolute or goes up would be outside the tree. Both are mistakes; the intention is not guessed.
     parts = [part for part in place.split("/") if part not in ("", ".")]
     if place.startswith("/") or ".." in parts or "\0" in place:
         raise ValueError(f"the place {place!r} of {os.fspath(source)} is outside the tree: write a relative path")
@@ -213,7 +217,7 @@ def _clean(source: str | os.PathLike[str], place: str) -> str:
 
 
 def _check_apart(roots: dict[str, str]) -> None:
-    """Raise if a folder or a place is another one or within another one."""
+    """Raise if one folder or place equals another one or is within it."""
     items = list(roots.items())
     for i, (folder, place) in enumerate(items):
         for other, others_place in items[i + 1 :]:
@@ -239,7 +243,7 @@ def sync_folder(root: str | None = None) -> str:
 
 
 def _machine() -> str:
-    """Identify this machine; a container image without a machine id is identified by its host name."""
+    """Identify this machine. A container image without a machine id is identified by its host name."""
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         try:
             with open(path, encoding="ascii", errors="replace") as file:

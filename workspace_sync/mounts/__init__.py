@@ -1,7 +1,6 @@
-"""Folders of other machines as mounts: ``remotemount`` (one of the client, on all hosts) and ``gather_mount`` (those of
-all hosts, at the client).
+"""Mount folders of other machines: ``remotemount`` (a folder of the client on all hosts) and ``gather_mount``.
 
-They need ``/dev/fuse``, and the program ``fusermount3`` for users other than root. Nothing else of this package does.
+Mounts need ``/dev/fuse``, and the program ``fusermount3`` for users other than root. The rest of the package does not.
 """
 
 from workspace_sync.model.errors import MountError

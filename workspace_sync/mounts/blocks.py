@@ -1,6 +1,6 @@
-"""Hold the content of a remote mount on a host, and fetch the rest.
+"""Store the content of a remote mount on a host, and fetch missing blocks.
 
-A block is verified piece by piece before it is written, and written once.
+Each block is verified piece by piece, then written once.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from workspace_sync.store import Store
 
 log = logging.getLogger(__name__)
 
-#: How many blocks are fetched at a time.
+#: The number of blocks that are fetched in parallel.
 FETCHERS = 4
-#: A program that reads a file in order has this much of it fetched ahead (bytes).
+#: The readahead for a program that reads a file in order (bytes).
 AHEAD = 16 << 20
-#: A read this close behind the last one counts as in order; the kernel reads ahead out of order.
+#: A read this close behind the last one counts as in order, because the kernel reads ahead out of order (bytes).
 _NEAR = 4 << 20
-#: How long a transfer of one block may take (seconds).
+#: The time limit for the transfer of one block (seconds).
 _TRANSFER = 60.0
-#: How often a block is asked for until it counts as lost.
+#: The number of attempts to fetch a block before it counts as lost.
 _ATTEMPTS = 5
 
 Done = Callable[[list[bytes] | OSError], None]
@@ -47,17 +47,17 @@ _ABSENT, _QUEUED, _FETCHING, _PRESENT = range(4)
 
 
 class FetchError(Exception):
-    """A block could not be had from anywhere."""
+    """A block could not be fetched from any source."""
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A block that has arrived in a buffer.
+    """A block that was received in a buffer.
 
     Attributes:
         source: where it came from, for ``stored`` and ``rejected``.
-        missing: the numbers of the pieces in it that the client could not read.
-        loan: the number under which it was lent.
+        missing: the numbers of its pieces that the client could not read.
+        loan: the number of its loan.
     """
 
     source: int
@@ -77,15 +77,15 @@ class _Place:
 
 @dataclass
 class _File:
-    """The pieces of a large or small file in their order, by the offsets at which they start."""
+    """The pieces of a file, in order, by their start offsets."""
 
     starts: list[int]
     places: list[_Place]
-    last: int = 0  # where the last read ended
+    last: int = 0  # the end of the last read
 
 
 class _HostSegment:
-    """A segment, and which of its blocks are here; it lies in the spool from ``base`` on."""
+    """A segment, its offset ``base`` in the spool, and the state of its blocks."""
 
     def __init__(self, segment: PackedSegment, base: int) -> None:
         self.segment = segment
@@ -103,7 +103,7 @@ class _Job:
 
 
 class HostBlocks:
-    """Gives the bytes of files, and fetches the blocks that they lie in when they are first read.
+    """Content of files on this host. Blocks are fetched when they are first read.
 
     Args:
         rank: the number of this host among those of the mount.
@@ -126,7 +126,7 @@ class HostBlocks:
         self._files: dict[bytes, _File] = {}
         self._waiting: dict[tuple[int, int], list[Callable[[OSError | None], None]]] = {}
         self._closed = False
-        #: Bytes that have arrived.
+        #: The number of bytes received.
         self.received = 0
         for number in range(FETCHERS):
             threading.Thread(target=self._fetch_all, name=f"fetch-{number}", daemon=True).start()
@@ -154,7 +154,10 @@ class HostBlocks:
                 file.missing.clear()
 
     def prefill(self, segment: PackedSegment, host: int, hosts: int) -> None:
-        """Fetch the code of a segment ahead. Each host begins elsewhere, so that each has something for the others."""
+        """Prefetch the code of a segment.
+
+        Each host starts at a different block, so that the hosts can exchange blocks.
+        """
         count = segment.ahead
         first = count * host // max(1, hosts)
         with self._lock:
@@ -163,15 +166,15 @@ class HostBlocks:
                 self._want(file, (first + number) % count, _PREFILL)
 
     def size_of(self, segment: int, block: int) -> int:
-        """The bytes of a block."""
+        """Return the size of a block (bytes)."""
         with self._lock:
             return self._segments[segment].segment.blocks[block].size
 
     def lend(self, segment: int, block: int, into: memoryview) -> frozenset[int] | None:
-        """Fill a buffer with a block for another host.
+        """Copy a block into a buffer for another host.
 
         Returns:
-            The numbers of the pieces that are missing in it; None: this host has not got the block.
+            The numbers of the pieces that are missing in it; None: this host does not have the block.
         """
         with self._lock:
             file = self._segments[segment] if segment < len(self._segments) else None
@@ -183,7 +186,7 @@ class HostBlocks:
         return missing
 
     def drop_unused(self, live: Set[bytes]) -> None:
-        """Give the space of blocks back that have none of these pieces; nothing may read them any more."""
+        """Free the space of blocks that contain none of these pieces; nothing may read these blocks any more."""
         with self._lock:
             for file in self._segments:
                 for number, block in enumerate(file.segment.blocks):
@@ -192,10 +195,10 @@ class HostBlocks:
                         self._spool.free(file.base + block.offset, block.size)
 
     def read(self, entry: FileEntry, offset: int, size: int, done: Done) -> Callable[[], None] | None:
-        """Get bytes of a file; ``done`` is called at once, or later from another thread.
+        """Read bytes of a file; call ``done`` at once, or later from another thread.
 
         Returns:
-            What gives the wait up, if there is one.
+            A function that cancels the wait; None if there is no wait.
         """
         with self._lock:
             file = self._file(entry)
@@ -207,7 +210,7 @@ class HostBlocks:
         return None
 
     def close(self) -> None:
-        """Stop fetching; waiting readers get an error."""
+        """Stop fetching; waiting reads fail."""
         with self._lock:
             self._closed = True
             waiting = [each for callbacks in self._waiting.values() for each in callbacks]
@@ -227,7 +230,7 @@ class HostBlocks:
         return file
 
     def _absent(self, file: _File, offset: int, size: int) -> list[tuple[_HostSegment, int]]:
-        """The blocks of a range that are not here."""
+        """Return the blocks of a range that are not here."""
         first = bisect.bisect_right(file.starts, offset) - 1
         last = bisect.bisect_left(file.starts, offset + size)
         needed = {(id(p.file), p.block): (p.file, p.block) for p in file.places[first:last]}
@@ -297,7 +300,7 @@ class HostBlocks:
 
     def _want(self, file: _HostSegment, block: int, urgency: int) -> None:
         state = file.states[block]
-        if state == _ABSENT or (state == _QUEUED and urgency == _DEMAND):  # it may be queued with less urgency
+        if state == _ABSENT or (state == _QUEUED and urgency == _DEMAND):  # it may be queued with lower urgency
             file.states[block] = _QUEUED
             heapq.heappush(self._jobs, _Job(urgency, next(self._order), file, block))
             self._work.notify()
@@ -358,7 +361,7 @@ def _is_intact(block: PackedBlock, data: memoryview, missing: frozenset[int]) ->
 
 
 class _BlockFetcher:
-    """Gets blocks from the client or other hosts, as the client says."""
+    """Fetch blocks from the source that the client chooses: the client or another host."""
 
     def __init__(self, rank: int, source: Any) -> None:
         self._rank = rank
@@ -399,7 +402,7 @@ _PUNCH_HOLE = 3
 
 
 class Spool:
-    """Space for bytes that is gone with the process, however it ends. Several threads may use it.
+    """Disk space that is freed when the process ends, however it ends. Thread-safe.
 
     Raises:
         MountError: the store cannot be used.
@@ -415,23 +418,23 @@ class Spool:
         self._libc = ctypes.CDLL(None)
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Write bytes. Raises OSError, such as for a full disk."""
+        """Write bytes; raise OSError, for example if the disk is full."""
         done = 0
         while done < len(data):
             done += os.pwrite(self._fd, data[done:], offset + done)
 
     def read(self, size: int, offset: int) -> bytes:
-        """Read bytes; OSError if the disk fails."""
+        """Read bytes; raise OSError if the disk fails."""
         data = os.pread(self._fd, size, offset)
         if len(data) != size:
             raise OSError(f"{size} bytes were written, and {len(data)} are there")
         return data
 
     def read_into(self, memory: memoryview, offset: int) -> None:
-        """Read bytes into memory; OSError if the disk fails."""
+        """Read bytes into memory; raise OSError if the disk fails."""
         if os.preadv(self._fd, [memory], offset) != len(memory):
             raise OSError(f"{len(memory)} bytes were written, and fewer are there")
 
     def free(self, offset: int, size: int) -> None:
-        """Give the space of some bytes back, where the file system can."""
+        """Free the space of some bytes, if the file system supports it."""
         self._libc.fallocate(self._fd, _PUNCH_HOLE, ctypes.c_longlong(offset), ctypes.c_longlong(size))

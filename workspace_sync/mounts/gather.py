@@ -1,4 +1,4 @@
-"""``gather_mount``: mount the folders of all hosts of a mesh here, side by side."""
+"""``gather_mount``: mount the folders of all hosts of a mesh on this machine, side by side."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from workspace_sync.mounts.mounting import PATIENCE, Mount, MountedAt, Processes
 from workspace_sync.mounts.protocol import GREETING, Caching, FuseSession
 from workspace_sync.mounts.served_folder import ServedFolder
 
-#: In the path on the hosts: stands for the name that a host's folder has in the mount.
+#: The placeholder in the path on the hosts that is replaced by the name of the host's folder in the mount.
 SUBDIR = "$SUBDIR"
 
 
 class GatherMount:
-    """The folders of hosts that are mounted here, from its making until ``close``. Also a context manager.
+    """Folders of hosts, mounted on this machine from creation until ``close``. Also a context manager.
 
-    ``gather_mount`` makes it.
+    Created by ``gather_mount``.
     """
 
     def __init__(self, host_mesh: HostMesh, remote_mount_point: str, local_mount_point: str) -> None:
@@ -55,10 +55,10 @@ class GatherMount:
             raise
 
     def close(self, *, deadline: float | None = None) -> None:
-        """Unmount, also while programs use it. Does nothing if it is closed.
+        """Unmount, even while programs use the mount. Do nothing if it is closed.
 
         Args:
-            deadline: a time of ``time.monotonic()`` until which it may take.
+            deadline: the time limit, as a time of ``time.monotonic()``.
 
         Raises:
             MountError: it could not be unmounted.
@@ -88,19 +88,19 @@ class GatherMount:
 
 
 def gather_mount(host_mesh: HostMesh, remote_mount_point: str, local_mount_point: str) -> GatherMount:
-    """Mount a folder of each host of a mesh here, read-only, as it is at any time.
+    """Mount a folder of each host of a mesh on this machine, read-only, in its current state at any time.
 
-    Each is named after its host's coordinates (``hosts_0``, ``racks_1_hosts_3``); that of a mesh without dimensions is
-    mounted itself. A folder that does not exist is empty until it does. Sizes are at most half a second old. Reading
-    from a dead host is EIO; the others go on.
+    Each folder is named after its host's coordinates (``hosts_0``, ``racks_1_hosts_3``). For a mesh without dimensions,
+    the folder itself is mounted. A folder appears empty until it exists. Sizes are at most half a second old. A read
+    from a dead host fails with EIO; other hosts are not affected.
 
     Args:
         host_mesh: the hosts.
-        remote_mount_point: the folder, or file, on every host; ``$SUBDIR`` in it is replaced by the name above.
-        local_mount_point: the mount point here, an empty folder or a path that does not exist.
+        remote_mount_point: the folder or file on every host; ``$SUBDIR`` in it is replaced by the name above.
+        local_mount_point: the mount point on this machine, an empty folder or a path that does not exist.
 
     Raises:
-        MountError: it cannot be mounted; the message says why, and what to do.
+        MountError: it cannot be mounted; the message names the reason and the remedy.
 
     Source: the names and semantics are those of ``monarch.gather_mount``.
     """
@@ -111,12 +111,12 @@ def _name(point: Any) -> str:
     return "_".join(f"{dimension}_{at}" for dimension, at in point.items())
 
 
-#: A host that answers nothing for so long gives EIO (seconds).
+#: The time after which requests to a silent host fail with EIO (seconds).
 _DEADLINE = 30.0
 
 
 class GatherServer(Actor):
-    """Serves the folders of hosts at one mount point of this host."""
+    """Server of the folders of hosts at one mount point of this host."""
 
     __tool__ = True
 
@@ -130,9 +130,10 @@ class GatherServer(Actor):
 
         Args:
             path: the mount point.
-            names: of the folders of the hosts; none: there is one host, and its folder is mounted itself.
-            hosts: the actor of each.
-            gateway: the process through which they are reached.
+            names: the names of the hosts' folders in the mount; empty: there is one host, and its folder itself is
+                mounted.
+            hosts: the actor of each host.
+            gateway: the id of the process through which they are reached.
 
         Raises:
             MountError: it cannot be mounted.
@@ -148,10 +149,10 @@ class GatherServer(Actor):
 
     @endpoint
     def close(self) -> None:
-        """Unmount, also while programs use it.
+        """Unmount, even while programs use the mount.
 
         Raises:
-            MountError: it stays mounted.
+            MountError: it could not be unmounted.
         """
         self._unmount()
 

@@ -1,7 +1,7 @@
-"""File system of a gathered mount: the folders of hosts, side by side, as they are now.
+"""File system of a gathered mount: the current folders of hosts, side by side.
 
-Each request goes to the host that has the file, and is answered when that host answers; so a slow or dead host delays
-only its own part. The kernel trusts names and sizes for half a second, and drops its pages of a file when the file's
+Each request is forwarded to the host of the file, and answered when that host answers. A slow or dead host thus delays
+only its own part. The kernel caches names and sizes for half a second, and drops its pages of a file when the file's
 size or time has changed.
 """
 
@@ -23,22 +23,22 @@ from monarch_kernel.runtime.transfer.errors import RDMAError
 from workspace_sync.mounts.protocol import ROOT, Attributes, Entered, InodeTable, Listed, Request
 from workspace_sync.mounts.served_folder import START, Seen, ServedFolder
 
-#: How long the kernel may trust names, sizes and times (seconds).
+#: The time that the kernel may cache names, sizes and times (seconds).
 FRESH = 0.5
-#: A file that is read in order is read this far ahead (bytes).
+#: The readahead for a file that is read in order (bytes).
 WINDOW = 4 << 20
-#: After so many questions about entries of a folder within ``FRESH`` all of it is listed, unless it is too large.
+#: After this many lookups in a folder within ``FRESH``, the whole folder is listed, unless it is too large.
 _ENTRIES = 8
 _LARGEST_FOLDER = 100_000
-#: How many listings are kept.
+#: The number of cached listings.
 _FOLDERS = 64
-#: From this size on, bytes go over the data plane.
+#: Larger reads use the data plane (bytes).
 _LARGE = 64 << 10
 
 
 @dataclass(slots=True)
 class _Node:
-    """An inode: a file of a host. Another file that takes its name is another inode."""
+    """An inode: a file of a host. If another file takes its name, that file gets another inode."""
 
     number: int
     host: int
@@ -53,10 +53,10 @@ def _key_of(node: _Node) -> tuple[int, bytes, tuple[int, int]]:
 
 
 class _FolderCache:
-    """Recent listings of folders on hosts, for programs that ask for one entry after the other.
+    """Recent listings of folders on hosts, for programs that look up one entry after the other.
 
-    After some questions about entries of one folder its whole listing is asked for, and answers the next ones while it
-    is fresh.
+    After some lookups in a folder, its whole listing is requested. The listing answers further lookups while it is
+    fresh.
     """
 
     def __init__(self, hosts: list[ServedFolder]) -> None:
@@ -66,7 +66,7 @@ class _FolderCache:
         self._asked: dict[tuple[int, bytes], tuple[float, int]] = {}
 
     def enter(self, host: int, folder: bytes, entries: dict[bytes, Seen]) -> None:
-        """A listing has arrived."""
+        """Add a listing that has arrived."""
         with self._lock:
             self._listed.pop((host, folder), None)
             self._listed[host, folder] = (time.monotonic(), entries)
@@ -74,7 +74,7 @@ class _FolderCache:
                 del self._listed[next(iter(self._listed))]
 
     def find(self, host: int, path: bytes) -> Seen | int | None:
-        """Look a path up; None: there is none; 0: unknown, ask the host."""
+        """Look a path up; None: it does not exist; 0: unknown, ask the host."""
         folder, _, name = path.rpartition(b"/")
         key = (host, folder)
         now = time.monotonic()
@@ -104,10 +104,10 @@ class GatheredTree:
     """A read-only file system over the folders of hosts.
 
     Args:
-        names: of the folders at the top; none: there is one host, and its folder is the top.
-        hosts: the actors of the hosts, in the order of the names.
-        gateway: the process through which hosts are reached. It may not map files: a page that it waits for with the
-            interpreter lock held would never come.
+        names: the names of the top-level folders; empty: there is one host, and its folder is the root.
+        hosts: the actors of the hosts, in the order of ``names``.
+        gateway: the process through which hosts are reached. It must not map files of the mount: waiting for a page
+            while it holds the GIL would deadlock.
     """
 
     def __init__(self, names: list[bytes], hosts: list[ServedFolder], gateway: int) -> None:
@@ -223,7 +223,7 @@ class GatheredTree:
 
     def readdir(self, request: Request, node: int, handle: int, offset: int, size: int, plus: bool) -> None:
         if node == ROOT and self._names:
-            # Without what a lookup would give: that would ask every host.
+            # Without attributes, whose lookup would query every host.
             entries = [*_dots(), *(Listed(name, 2 + host, stat.S_IFDIR) for name, host in self._names.items())]
             if plus:
                 request.entries_plus(entries, offset, size, lambda _: Entered(0))
@@ -261,11 +261,11 @@ class GatheredTree:
 
 
 class _OpenFile:
-    """A file that is open on its host; what is read in order comes in windows, over the data plane."""
+    """An open file on its host. Sequential reads fetch windows over the data plane."""
 
     def __init__(self, host: ServedFolder, remote: int, node: _Node, start: bytes) -> None:
         self.node = node
-        self._start = start  # the first bytes, as of its opening
+        self._start = start  # the first bytes, as returned by open
         self._opened = time.monotonic()
         self.remote = remote
         self._host = host
@@ -274,8 +274,8 @@ class _OpenFile:
         self._in_order = 0
         self._memory: bytearray | None = None
         self._buffer: RDMABuffer | None = None
-        self._window: tuple[int, int, float] = (0, 0, 0.0)  # offset, bytes, when it was read
-        self._coming: tuple[int, int] | None = None  # offset and bytes of the window that is on its way
+        self._window: tuple[int, int, float] = (0, 0, 0.0)  # offset, bytes, time of the read
+        self._coming: tuple[int, int] | None = None  # offset and bytes of the window that is being fetched
         self._waiting: list[tuple[Request, int, int]] = []
 
     def read(self, request: Request, offset: int, size: int) -> None:
@@ -343,7 +343,7 @@ def _attributes(seen: Seen) -> Attributes:
 
 
 def _result(call: Future[Any]) -> Any:
-    """Return the answer of a host, or the negative of an ``errno``."""
+    """Return the answer of a host, or a negative ``errno``."""
     try:
         return call.get(0)
     except (SupervisionError, ActorError, RDMAError, TimeoutError, RuntimeError):

@@ -1,8 +1,8 @@
-"""Unmount a folder as soon as its serving process has ended: a separate program, started beside a mount.
+"""Unmount a folder as soon as its server process has ended: a separate program that runs beside a mount.
 
-``python -I -S guardian.py PID MOUNTPOINT SOURCE FUSERMOUNT``: it imports only what every Python has, starts in
-milliseconds, outlives what it watches, and ends when it has unmounted. The mount table names the mount by SOURCE, which
-holds the pid and start time of the server, so nothing else is ever unmounted.
+Usage: ``python -I -S guardian.py PID MOUNTPOINT SOURCE FUSERMOUNT``. It imports only the standard library, starts in
+milliseconds, outlives the server, and exits after unmounting. SOURCE is the name of the mount in the mount table. It
+contains the pid and start time of the server, so no other mount is ever unmounted.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ UMOUNT_NOFOLLOW = 8
 
 
 def unescaped(field: bytes) -> bytes:
-    """A field of the mount table, without its octal escapes."""
+    """Decode the octal escapes of a field of the mount table."""
     return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), field)
 
 
 def source_at(mountpoint: bytes) -> bytes | None:
-    """The source of the topmost mount at a path; the path itself is not touched."""
+    """Return the source of the topmost mount at a path, without accessing the path."""
     found = None
     with open("/proc/self/mountinfo", "rb") as table:
         for line in table:
@@ -35,7 +35,7 @@ def source_at(mountpoint: bytes) -> bytes | None:
 
 
 def unmount(mountpoint: bytes, fusermount: str) -> str:
-    """Unmount a path, also while it is in use; returns why it failed, or nothing."""
+    """Unmount a path, even while it is in use; return the reason of a failure, or ""."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.umount2(mountpoint, MNT_DETACH | UMOUNT_NOFOLLOW) == 0:
         return ""

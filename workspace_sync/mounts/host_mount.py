@@ -23,7 +23,7 @@ from workspace_sync.mounts.tree import ManifestTree
 
 
 class HostMount(Actor):
-    """Serves a folder of the client at a mount point of this host.
+    """Server of a folder of the client at a mount point of this host.
 
     Args:
         rank: the number of this host among those of the mount.
@@ -52,7 +52,7 @@ class HostMount(Actor):
         Args:
             path: the mount point.
             edition: the whole content.
-            client: the namespace of the caller.
+            client: the ``namespace()`` of the caller.
             folder: device and inode of the folder at the client.
 
         Raises:
@@ -62,7 +62,7 @@ class HostMount(Actor):
 
     @endpoint
     async def prepare(self, edition: Edition) -> None:
-        """Receive the content that the mount shows next.
+        """Receive the content for the next ``switch``.
 
         Raises:
             MountError: the mount has ended.
@@ -76,7 +76,7 @@ class HostMount(Actor):
 
     @concurrent_endpoint
     async def lend(self, segment: int, block: int) -> Loan | None:
-        """Lend a block to another host, which gives it back; None if it is not here."""
+        """Lend a block to another host, which returns it with ``give_back``; None: the block is not here."""
         if self._blocks is None:
             return None
         slab = await self._slabs.get(self._blocks.size_of(segment, block))
@@ -92,20 +92,20 @@ class HostMount(Actor):
 
     @endpoint
     async def give_back(self, loan: int) -> None:
-        """Take back a block that another host has read."""
+        """Take back a lent block after the other host has read it."""
         self._slabs.give_back(loan)
 
     @endpoint
     async def received(self) -> int:
-        """Return the number of bytes that have arrived here."""
+        """Return the number of bytes received by this host."""
         return 0 if self._blocks is None else self._blocks.received
 
     @endpoint
     async def close(self) -> None:
-        """Unmount, also while programs use it.
+        """Unmount, even while programs use the mount.
 
         Raises:
-            MountError: it stays mounted.
+            MountError: it could not be unmounted.
         """
         await asyncio.to_thread(self._unmount)
 
@@ -115,7 +115,7 @@ class HostMount(Actor):
     def _open(self, path: str, edition: Edition, client: tuple[str, str], folder: tuple[int, int]) -> MountedAt:
         here = namespace()
         mount = self._mount = Mount(path, "remotemount", folder if here[0] == client[0] else None)
-        # This process must never look for anything in its own mount.
+        # This process must never access its own mount.
         sys.path[:] = [entry for entry in sys.path if entry and not _is_below(entry, mount.path)]
         near = here == client
         try:

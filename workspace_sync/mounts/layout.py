@@ -1,7 +1,7 @@
 """Lay out the content of a manifest in segments: blocks of some MiB, each with pieces of several files.
 
-Small files lie first, and those of one folder side by side, so that one block serves many of the files that a program
-imports. A later manifest adds a segment with what is new in it; nothing that lies somewhere ever moves.
+Small files come first, and files of one folder are adjacent, so that one block serves many of the files that a program
+imports. A later manifest adds a segment with the new content. Existing pieces never move.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import msgspec
 
 from workspace_sync.model.manifest import FileEntry
 
-#: A block is closed when it has this many bytes; a piece is never cut.
+#: A block is closed when it reaches this size (bytes); a piece is never split.
 BLOCK_SIZE = 4 << 20
-#: Smaller files are code, and fetched ahead.
+#: Smaller files count as code, which is prefetched (bytes).
 SMALL = 1 << 20
-#: How much is fetched ahead (bytes).
+#: The maximum amount of prefetched content (bytes).
 PREFILL = 256 << 20
 _CODE = (b".py", b".pyc", b".pyi", b".so", b".json", b".toml", b".yaml", b".yml", b".txt", b".cfg", b".ini", b".sh")
 
 
 class PackedPiece(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A run of bytes that has a digest."""
+    """A run of bytes with a digest."""
 
     digest: bytes
     size: int
@@ -37,12 +37,12 @@ class PackedBlock(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PackedSegment(msgspec.Struct, array_like=True):
-    """A file's worth of blocks.
+    """A sequence of blocks, laid out like a file.
 
     Attributes:
         number: 0, 1, 2 ...
-        blocks: one behind the other, without gaps.
-        ahead: how many of the first blocks are fetched without being asked for.
+        blocks: its blocks, adjacent.
+        ahead: the number of blocks at its start that are prefetched.
     """
 
     number: int
@@ -51,15 +51,15 @@ class PackedSegment(msgspec.Struct, array_like=True):
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """The size of the segment (bytes)."""
         return self.blocks[-1].offset + self.blocks[-1].size if self.blocks else 0
 
 
 def lay_out(files: Iterable[tuple[bytes, FileEntry]], number: int, have: Set[bytes]) -> PackedSegment:
-    """The segment with the pieces of files that no earlier segment has.
+    """Lay out a segment with the pieces of files that no earlier segment contains.
 
     Args:
-        files: with their paths; unchanged ones may be left out.
+        files: the files with their paths; unchanged ones may be omitted.
         number: of the segment.
         have: the digests of the pieces in earlier segments.
     """

@@ -1,7 +1,7 @@
 """Create, find and remove mounts of this user, and the processes that serve and guard them.
 
-The source of a mount in the table is ``monarch_kernel:KIND:PID NAMESPACE:PID:START:RANDOM``: a later process sees from
-it that the mount is this package's, and whether the process that serves it still lives.
+The source of a mount in the table is ``monarch_kernel:KIND:PID NAMESPACE:PID:START:RANDOM``: it shows a later process
+that this package created the mount, and whether its server process is still alive.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _DEVICE = "/dev/fuse"
 _PREFIX = "monarch_kernel"
 _TYPE = f"fuse.{_PREFIX}"
 _MAX_READ = 1 << 20
-#: The kernel reads this far ahead where it may be told so (KiB); by itself 128.
+#: The kernel's readahead for a mount, where it can be set (KiB); the default is 128.
 _READ_AHEAD = 1024
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOATIME = 1, 2, 4, 1024
 
 
 @dataclass(frozen=True)
 class Mounted:
-    """An entry of the mount table that this package has made, for this user."""
+    """An entry of the mount table that this package has created for this user."""
 
     mountpoint: bytes
     source: bytes
@@ -46,19 +46,19 @@ class Mounted:
 
     @property
     def dead(self) -> bool:
-        """Whether its server has ended for certain. One of another container is never taken for dead."""
+        """Whether its server has certainly ended. The server of another container never counts as ended."""
         _, _kind, namespace, pid, started, _ = self.source.split(b":")
         return namespace == _pid_namespace() and _start_time(int(pid)) != started
 
     def unmount(self) -> str:
-        """Unmount it, also while it is in use; returns why it failed, or nothing."""
+        """Unmount it, even while it is in use; return the reason of a failure, or ""."""
         if guardian.source_at(self.mountpoint) != self.source:
             return ""
         return guardian.unmount(self.mountpoint, fusermount())
 
 
 def mine() -> Iterator[Mounted]:
-    """The mounts that this package has made for this user, as the mount table has them."""
+    """Iterate over the mounts in the mount table that this package has created for this user."""
     with open("/proc/self/mountinfo", "rb") as table:
         lines = table.read().splitlines()
     for line in lines:
@@ -78,30 +78,30 @@ def sweep() -> list[str]:
 
 
 def fusermount() -> str:
-    """The program with which users mount; empty if there is none."""
+    """Return the program with which users mount; "" if there is none."""
     return shutil.which("fusermount3") or shutil.which("fusermount") or ""
 
 
 def namespace() -> tuple[str, str]:
-    """Identify the boot of the machine and the pid namespace: processes with equal values see each other's pids."""
+    """Identify the boot of the machine and the PID namespace: processes with equal values see each other's pids."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip(), _pid_namespace().decode()
 
 
 class Mount:
-    """A folder that is mounted by this process.
+    """A folder mounted by this process.
 
     Args:
-        path: the mount point, absolute. It is made if it is missing, and must be an empty folder of this user.
-        kind: what it is, for the mount table.
+        path: the mount point, absolute. It must be an empty folder of this user; it is created if it is missing.
+        kind: the kind of mount, for the mount table.
         outside: device and inode of a folder that must not contain the mount point.
 
     Attributes:
-        path: the mount point, without links.
-        device: the descriptor over which the kernel asks; a session takes it over.
+        path: the mount point, with links resolved.
+        device: the descriptor for the kernel's requests; a session takes it over.
 
     Raises:
-        MountError: it cannot be mounted; the message says why, and what to do.
+        MountError: it cannot be mounted; the message names the reason and the remedy.
     """
 
     def __init__(self, path: str, kind: str, outside: tuple[int, int] | None = None) -> None:
@@ -128,10 +128,10 @@ class Mount:
         self._set_read_ahead()
 
     def close(self) -> None:
-        """Unmount, also while it is in use; and remove the mount point if it was made for this.
+        """Unmount, even while the mount is in use; remove the mount point if it was created for the mount.
 
         Raises:
-            MountError: it stays mounted.
+            MountError: it could not be unmounted.
         """
         entry = self._entry()
         why = "" if entry is None else entry.unmount()
@@ -140,7 +140,7 @@ class Mount:
         self._remove_folder()
 
     def guard(self) -> subprocess.Popen[bytes]:
-        """Start the program that unmounts as soon as this process has ended."""
+        """Start the guardian, which unmounts as soon as this process has ended."""
         return start_guardian(os.getpid(), self.path, self.source)
 
     def _entry(self) -> Mounted | None:
@@ -159,9 +159,9 @@ class Mount:
 
 
 def start_guardian(pid: int, mountpoint: str, source: str) -> subprocess.Popen[bytes]:
-    """Start the program that unmounts a mount as soon as its server, a process of this machine, has ended.
+    """Start the guardian of a mount: it unmounts as soon as the server, a process of this machine, has ended.
 
-    It has an environment of its own, so that it does not count as a part of the run that it watches.
+    It gets a minimal environment, so that it does not count as a process of the run that it watches.
     """
     command = [sys.executable, "-I", "-S", guardian.__file__, str(pid), mountpoint, source, fusermount()]
     started = programs.start(
@@ -220,7 +220,7 @@ def _make_folder(path: str) -> bool:
 
 
 def _open_folder(path: str, outside: tuple[int, int] | None) -> int:
-    """Open the mount point, and check that it may be one."""
+    """Open the mount point, and check that it is suitable."""
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as e:
@@ -252,7 +252,7 @@ def _open_folder(path: str, outside: tuple[int, int] | None) -> int:
 
 
 def _mount(folder: int, path: str, source: str) -> int:
-    """Mount over an open folder, so that no other can take its place; returns the device."""
+    """Mount over an open folder, so that no other folder can take its place; return the device."""
     device = os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC)
     options = (
         f"fd={device},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()},"
@@ -277,7 +277,7 @@ def _mount(folder: int, path: str, source: str) -> int:
 
 
 def _mount_with(program: str, path: str, source: str) -> int:
-    """Mount with fusermount3, which hands the device over."""
+    """Mount with fusermount3, which passes the device to this process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     options = f"ro,nosuid,nodev,noatime,default_permissions,max_read={_MAX_READ},fsname={source},subtype={_PREFIX}"
     with ours, theirs:
@@ -313,7 +313,7 @@ def _pid_namespace() -> bytes:
 
 
 def _start_time(pid: int) -> bytes:
-    """When a process was started; empty if it has ended."""
+    """Return the start time of a process; empty if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -323,10 +323,10 @@ def _start_time(pid: int) -> bytes:
 
 
 def is_folder(path: str) -> tuple[int, int]:
-    """Device and inode of a folder.
+    """Return device and inode of a folder.
 
     Raises:
-        MountError: it is missing, or no folder.
+        MountError: it does not exist, or is not a folder.
     """
     try:
         about = os.stat(path)
@@ -339,18 +339,18 @@ def is_folder(path: str) -> tuple[int, int]:
 
 # -- the processes of a mount ---------------------------------------------------------------------
 
-#: How long a host may take to mount or unmount, and the client to read its folder (seconds).
+#: The time limit for a host to mount or unmount, and for the client to read its folder (seconds).
 PATIENCE = 600.0
 
 
 class MountedAt(NamedTuple):
-    """A mount as its host describes it.
+    """A mount, as described by its host.
 
     Attributes:
-        pid: of the process that serves it.
-        path: the mount point, without links.
+        pid: of its server process.
+        path: the mount point, with links resolved.
         source: its name in the mount table.
-        near: whether the caller sees that process, and so can watch over it.
+        near: whether the caller sees that process, and so can monitor it.
     """
 
     pid: int
@@ -360,7 +360,7 @@ class MountedAt(NamedTuple):
 
 
 class Processes:
-    """Processes that were started for one mount."""
+    """Processes started for one mount."""
 
     def __init__(self) -> None:
         self._tools: list[Any] = []
@@ -373,15 +373,16 @@ class Processes:
         return procs.spawn(name, actor, *arguments)
 
     def guard(self, mounted: MountedAt) -> None:
-        """Unmount a mount on this machine as soon as its process ends, also by a kill.
+        """Unmount a mount on this machine as soon as its process ends, even if it is killed.
 
-        The process cannot see to that itself: when this process is killed, all that its host agent has started is, too.
+        The server cannot do this itself: if this process is killed, all processes started by its host agent are killed,
+        too.
         """
         if mounted.near:
             self._guardians.append(start_guardian(mounted.pid, mounted.path, mounted.source))
 
     def end(self) -> None:
-        """End all of them."""
+        """End all processes."""
         for stopping in [tool.stop("the mount is closed") for tool in self._tools]:
             stopping.get(PATIENCE)
         for each in self._guardians:
@@ -391,7 +392,7 @@ class Processes:
 
 
 def why(error: Exception) -> str:
-    """Return the reason for a failed call to one host, in a sentence."""
+    """Describe the reason of a failed call to one host in a sentence."""
     if isinstance(error, SupervisionError):
         causes = [failure.death.cause for failure in error.failures if failure.death is not None]
         return causes[0] if causes else str(error)

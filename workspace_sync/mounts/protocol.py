@@ -1,8 +1,8 @@
-"""Speak the kernel's FUSE protocol for a read-only file system: requests from ``/dev/fuse``, answers to it.
+"""Implement the kernel's FUSE protocol for a read-only file system: requests from ``/dev/fuse``, and their answers.
 
-Why not libfuse: the bindings that need no compiler (mfusepy, fusepy) have its high-level interface, in which a path has
-one inode, and an inode one page cache. So a reader of the old version of a file would get pages of the new one. Here
-a new version is a new inode. The protocol is a stable interface of the kernel, and needs no library at all.
+Why not libfuse: its bindings that need no compiler (mfusepy, fusepy) have the high-level interface, in which a path has
+one inode, and an inode one page cache. A reader of the old version of a file would get pages of the new version. Here,
+a new version is a new inode. The protocol is a stable interface of the kernel, and needs no library.
 
 Source: ``linux/fuse.h``; https://docs.kernel.org/filesystems/fuse.html.
 """
@@ -51,15 +51,15 @@ _ASYNC_READ, _AUTO_INVAL_DATA, _DO_READDIRPLUS, _READDIRPLUS_AUTO = 1 << 0, 1 <<
 _NO_OPEN_SUPPORT, _PARALLEL_DIROPS, _ABORT_ERROR, _MAX_PAGES = 1 << 17, 1 << 18, 1 << 21, 1 << 22
 _CACHE_SYMLINKS, _NO_OPENDIR_SUPPORT, _EXPLICIT_INVAL_DATA = 1 << 23, 1 << 24, 1 << 25
 
-#: How long the kernel may take to greet a new mount (seconds).
+#: The time limit for the kernel to initialize a new mount (seconds).
 GREETING = 10.0
 
 _MAJOR, _MINOR = 7, 31
-#: The threads that answer requests of one mount.
+#: The number of threads that answer the requests of one mount.
 _THREADS = 4
-#: The largest read of the kernel (pages).
+#: The maximum size of a read by the kernel (pages).
 _PAGES = 256
-#: The kernel wants room for the largest write, even where there are none (bytes).
+#: The kernel requires a buffer for the largest write, even on read-only mounts (bytes).
 _REQUEST_SIZE = 16384
 _FOREVER = 1 << 40
 
@@ -88,10 +88,10 @@ class Attributes:
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """The answer to a lookup. An inode of 0 means that the name does not exist.
+    """Answer to a lookup. An inode of 0 means that the name does not exist.
 
     Attributes:
-        node: names the inode to the kernel until it is forgotten.
+        node: the number of the inode, valid until the kernel forgets it.
         attributes: of the inode.
     """
 
@@ -109,7 +109,7 @@ class Listed:
 
 
 class Filesystem(Protocol):
-    """File system that a session serves. A method answers its request, at once or later from any thread."""
+    """File system served by a session. Each method answers its request at once, or later from any thread."""
 
     def lookup(self, request: Request, parent: int, name: bytes) -> None: ...
     def getattr(self, request: Request, node: int) -> None: ...
@@ -125,11 +125,11 @@ class Filesystem(Protocol):
 
 
 class Request:
-    """One request of the kernel, to be answered once; later answers are ignored.
+    """A request of the kernel. Only the first answer counts.
 
     Attributes:
-        cancelled: called when the thread that waits for it is killed, if set.
-        interrupted: whether that thread has got a signal meanwhile.
+        cancelled: if set, called when the waiting thread is killed.
+        interrupted: whether the waiting thread has received a signal.
     """
 
     __slots__ = ("_pid", "_session", "_unique", "began", "cancelled", "interrupted")
@@ -143,11 +143,11 @@ class Request:
         self.cancelled: Callable[[], None] | None = None
 
     def fail(self, number: int) -> None:
-        """Answer with an error."""
+        """Answer with an error number."""
         self._session._answer(self._unique, -number, ())
 
     def data(self, *buffers: Buffer) -> None:
-        """Answer with bytes: of a file, or the target of a link."""
+        """Answer with bytes: content of a file, or the target of a link."""
         self._session._answer(self._unique, 0, buffers)
 
     def found(self, found: Entered) -> None:
@@ -161,7 +161,7 @@ class Request:
 
     @property
     def process(self) -> int:
-        """The process that asks; 0 if it is in another namespace."""
+        """The process that made the request; 0 if it is in another namespace."""
         try:
             with open(f"/proc/{self._pid}/status", encoding="utf-8", errors="replace") as file:
                 return next((int(line.split()[1]) for line in file if line.startswith("Tgid:")), 0)
@@ -169,7 +169,7 @@ class Request:
             return 0
 
     def opened(self, handle: int, direct: bool = False) -> None:
-        """Answer ``open`` or ``opendir``; ``direct``: without the page cache, so the file cannot be mapped (shared)."""
+        """Answer ``open`` or ``opendir``; ``direct``: without page cache, so it cannot be mapped (shared)."""
         self.data(_OPEN_OUT.pack(handle, _DIRECT_IO if direct else 0, 0))
 
     def entries(self, entries: Sequence[Listed], offset: int, size: int) -> None:
@@ -187,7 +187,7 @@ class Request:
     def entries_plus(
         self, entries: Sequence[Listed], offset: int, size: int, find: Callable[[Listed], Entered]
     ) -> None:
-        """The same, with the lookup result of each entry; ``find`` counts as a lookup."""
+        """Answer ``readdirplus``: as ``entries``, with the lookup result of each entry; ``find`` counts as a lookup."""
         out = bytearray()
         for number in range(offset, len(entries)):
             each = entries[number]
@@ -201,13 +201,14 @@ class Request:
         self.data(out)
 
     def space(self, total: int, free: int, files: int) -> None:
-        """Answer ``statfs``: bytes in all and free, and the number of files."""
+        """Answer ``statfs``: total and free bytes, and the number of files."""
         self.data(_STATFS.pack(total // 4096, free // 4096, free // 4096, files, 0, 4096, 255, 4096, 0))
 
     def end_if_killed(self) -> None:
-        """Answer if the thread that waits is being killed, which it cannot be before.
+        """Answer if the waiting thread is being killed, since it cannot end before it gets an answer.
 
-        After other signals the wait goes on: an error would be one of the file to that thread, in mapped memory SIGBUS.
+        After other signals the wait continues: the thread would take an error for a failure of the file (SIGBUS for
+        mapped memory).
         """
         if _is_killed(self._pid):
             self.fail(errno.EINTR)
@@ -215,17 +216,17 @@ class Request:
                 self.cancelled()
 
     def later(self) -> None:
-        """Announce that another thread answers: the request can then be interrupted, and has a deadline."""
+        """Announce that another thread will answer. The request can then be interrupted, and has a deadline."""
         self._session._wait_for(self)
 
 
 @dataclass
 class Caching:
-    """Time for which the kernel may trust its caches.
+    """Lifetime of the kernel's caches.
 
     Attributes:
-        names: for how long (seconds); None: until it is told otherwise.
-        contents: whether file and folder contents never change under an inode, so that not even ``open`` is asked.
+        names: the lifetime of names (seconds); None: until they are invalidated.
+        contents: whether the content of an inode never changes, so that the kernel need not even request ``open``.
     """
 
     names: float | None
@@ -238,13 +239,13 @@ class Caching:
 
 
 class FuseSession:
-    """Serves one mount, with some threads, until it is unmounted.
+    """Server of one mount, with several threads, until it is unmounted.
 
     Args:
         device: the descriptor of ``/dev/fuse`` that was mounted; the session closes it at the end.
         filesystem: answers the requests.
-        caching: what the kernel may keep.
-        deadline: an answer that takes longer is EIO (seconds).
+        caching: what the kernel may cache.
+        deadline: the time limit of an answer (seconds), after which the request fails with EIO.
     """
 
     def __init__(
@@ -283,7 +284,7 @@ class FuseSession:
         threading.Thread(target=self._watch, name="fuse-deadlines", daemon=True).start()
 
     def wait_ready(self, timeout: float) -> bool:
-        """Wait until the kernel and this session have agreed on the protocol."""
+        """Wait until the kernel and this session have negotiated the protocol."""
         return self._ready.wait(timeout)
 
     @property
@@ -296,7 +297,7 @@ class FuseSession:
         self._notify(_NOTIFY_ENTRY, _INVAL_ENTRY.pack(parent, len(name), 0), name, b"\0")
 
     def invalidate_node(self, node: int) -> None:
-        """Make the kernel forget the attributes and the content of an inode. Not for threads of this session."""
+        """Make the kernel forget the attributes and content of an inode. Not for threads of this session."""
         self._notify(_NOTIFY_INODE, _INVAL_INODE.pack(node, 0, 0))
 
     # -- requests --------------------------------------------------------------------------------------
@@ -389,7 +390,7 @@ class FuseSession:
         try:
             os.writev(self._device, [header, *parts])
         except OSError as e:
-            # ENOENT: the process that waited was killed, or another thread has answered; the others: unmounted.
+            # ENOENT: the waiting process was killed, or another thread has answered; the others: unmounted.
             if e.errno not in (errno.ENOENT, errno.ENODEV, errno.EBADF, errno.ECONNABORTED):
                 log.error("answering to /dev/fuse failed: %s", e)
                 if error == 0:
@@ -400,7 +401,7 @@ class FuseSession:
         try:
             os.writev(self._device, [header, *parts])
         except OSError as e:
-            if e.errno not in (errno.ENOENT, errno.ENODEV, errno.EBADF, errno.ENOTDIR):  # not known to the kernel
+            if e.errno not in (errno.ENOENT, errno.ENODEV, errno.EBADF, errno.ENOTDIR):  # unknown to the kernel
                 raise
 
     # -- answers that come later -----------------------------------------------------------------------
@@ -411,9 +412,9 @@ class FuseSession:
     def _interrupt(self, unique: int, of: int) -> None:
         request = self._waiting.get(of)
         if request is None:
-            self._answer(unique, -errno.EAGAIN, ())  # not begun yet: the kernel tells again; answered: it ignores this
+            self._answer(unique, -errno.EAGAIN, ())  # not begun yet: the kernel repeats it; answered: it ignores this
             return
-        request.interrupted = True  # the kernel tells only of the first signal
+        request.interrupted = True  # the kernel reports only the first signal
         request.end_if_killed()
 
     def _watch(self) -> None:
@@ -427,7 +428,7 @@ class FuseSession:
 
 
 def _is_killed(thread: int) -> bool:
-    """Return whether a thread has ended, or has SIGKILL to handle, as every signal that ends it becomes."""
+    """Return whether a thread has ended or has a pending SIGKILL; every fatal signal becomes SIGKILL."""
     try:
         with open(f"/proc/{thread}/status", encoding="utf-8", errors="replace") as file:
             pending = [int(line.split()[1], 16) for line in file if line.startswith(("SigPnd:", "ShdPnd:"))]
@@ -440,11 +441,11 @@ def _is_killed(thread: int) -> bool:
 
 
 class Inode(Protocol):
-    """Inode in a table.
+    """An inode in a table.
 
     Attributes:
-        number: by which the kernel names it.
-        lookups: how often the kernel got it and has not yet forgotten it.
+        number: its number in the kernel's requests.
+        lookups: the number of lookups by the kernel that it has not yet forgotten.
     """
 
     number: int
@@ -456,11 +457,12 @@ K = TypeVar("K")
 
 
 class InodeTable(Generic[K, N]):
-    """Inodes by number and by the object that each represents. Its owner locks it.
+    """Inodes by number and by the object that each represents. The owner of the table locks it.
 
     Args:
-        key_of: what an inode stands for.
-        root: the one with the number ``ROOT``, which is never forgotten; None: the owner answers for it without one.
+        key_of: returns the object that an inode represents.
+        root: the inode with the number ``ROOT``, which is never forgotten; None: the owner handles the root without an
+            inode.
 
     Source: ``FUSE_LOOKUP`` and ``FUSE_FORGET`` in ``linux/fuse.h``.
     """
@@ -474,7 +476,7 @@ class InodeTable(Generic[K, N]):
             self.by_number[ROOT] = self.by_key[key_of(root)] = root
 
     def enter(self, key: K, make: Callable[[int], N]) -> N:
-        """The inode of a key, made with the next number if there is none; counts a lookup."""
+        """Count a lookup, and return the inode of a key; create it with the next number if there is none."""
         node = self.by_key.get(key)
         if node is None:
             node = make(next(self._numbers))
@@ -483,7 +485,7 @@ class InodeTable(Generic[K, N]):
         return node
 
     def forget(self, number: int, count: int) -> None:
-        """The kernel has forgotten so many lookups; an inode without any is dropped."""
+        """Subtract lookups that the kernel has forgotten; drop an inode without lookups."""
         node = self.by_number.get(number)
         if node is None or number == ROOT:
             return

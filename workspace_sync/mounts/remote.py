@@ -16,9 +16,9 @@ from workspace_sync.mounts.source import Edition, MountSource
 
 
 class MountHandler:
-    """A folder of the client that is mounted on all hosts of a mesh, between ``open`` and ``close``.
+    """A folder of the client, mounted on all hosts of a mesh between ``open`` and ``close``.
 
-    Also a context manager that does both. ``remotemount`` makes it.
+    Also a context manager that does both. Created by ``remotemount``.
     """
 
     def __init__(self, host_mesh: HostMesh, sourcepath: str, mntpoint: str | None = None) -> None:
@@ -38,13 +38,15 @@ class MountHandler:
         return self._mntpoint
 
     def open(self, via_gateway: bool = False) -> MountHandler:
-        """Mount the folder as it is now. Programs on the hosts may read it when this returns.
+        """Mount the current content of the folder. Programs on the hosts can read it when this returns.
 
         Args:
-            via_gateway: as in Monarch; changes nothing, as blocks always take the direct way if there is one.
+            via_gateway: accepted for compatibility with Monarch; without effect, as blocks always take a direct path if
+                there is one.
 
         Raises:
-            MountError: it is open already, the folder cannot be read, or a host cannot mount it; then none does.
+            MountError: it is open already, the folder cannot be read, or a host cannot mount it (then it is mounted on
+                none).
         """
         if self._opened is not None:
             raise MountError(f"{self._path} is already mounted by this handle: refresh() shows what has changed")
@@ -52,16 +54,17 @@ class MountHandler:
         return self
 
     def refresh(self, sourcepath: str | None = None) -> None:
-        """Show the folder as it is now; on all hosts, once all know what has changed.
+        """Show the current content of the folder. All hosts first receive the changes, then switch.
 
-        Files that are open keep their old content. What was never read of it, and is gone at the client, is EIO.
+        Open files keep their old content. Parts of it that were never read, and no longer exist at the client, fail
+        with EIO.
 
         Args:
             sourcepath: another folder to show from now on.
 
         Raises:
-            MountError: the handle is not open, the folder cannot be read (the mounts stay as they were), or hosts
-                failed, which stay at the old content; the message names them.
+            MountError: the handle is not open, the folder cannot be read (the mounts are unchanged), or hosts failed
+                and keep the old content; the message names them.
         """
         path = self._path if sourcepath is None else os.path.abspath(os.path.expanduser(os.fspath(sourcepath)))
         if self._opened is None:
@@ -70,7 +73,7 @@ class MountHandler:
         self._path = path
 
     def close(self) -> None:
-        """Unmount on all hosts, also while programs use it. Does nothing if it is not open.
+        """Unmount on all hosts, even while programs use the mount. Do nothing if it is not open.
 
         Raises:
             MountError: hosts failed to unmount; the message names them.
@@ -95,14 +98,14 @@ class MountHandler:
 def remotemount(host_mesh: HostMesh, sourcepath: str, mntpoint: str | None = None) -> MountHandler:
     """Mount a folder of this machine on all hosts of a mesh, read-only and read on demand.
 
-    ``open()`` reads the folder and mounts its names; the content of a file travels when it is first read, about once
-    from here, and from host to host. Small files of code are fetched ahead.
+    ``open()`` reads the folder and mounts its names. The content of a file is sent when it is first read: about once
+    from this machine, then from host to host. Small files of code are prefetched.
 
     Args:
         host_mesh: the hosts.
         sourcepath: a folder of this machine.
-        mntpoint: the mount point on the hosts, an empty folder or a path that does not exist; by default the path that
-            the folder has here.
+        mntpoint: the mount point on the hosts, an empty folder or a path that does not exist; by default the path of
+            the folder on this machine.
 
     Source: the names and semantics are those of ``monarch.remotemount``.
     """
@@ -110,7 +113,7 @@ def remotemount(host_mesh: HostMesh, sourcepath: str, mntpoint: str | None = Non
 
 
 class _Opened:
-    """The processes of one open mount."""
+    """Processes of an open mount."""
 
     def __init__(self, host_mesh: HostMesh, path: str, mntpoint: str) -> None:
         folder = is_folder(path)
@@ -161,7 +164,10 @@ class _Opened:
         ranks: Sequence[int] | None = None,
         none_if_dead: bool = False,
     ) -> dict[int, str]:
-        """Wait for calls, one a host; returns why some failed. A dead host may count as one that has done it."""
+        """Wait for calls, one for each host; return the reasons of failures.
+
+        With ``none_if_dead``, the death of a host is no failure.
+        """
         failed: dict[int, str] = {}
         for index, call in enumerate(calls):
             rank = index if ranks is None else ranks[index]

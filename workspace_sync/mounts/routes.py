@@ -1,32 +1,32 @@
-"""Decide which host gets a block from which: one from the client, the others from hosts that have it. No I/O, no clock.
+"""Choose the source of each block for each host: the client for one host, other hosts for the rest. No I/O, no clock.
 
-Unlike in a sync, hosts ask: a host wants a block when a program reads it there.
+Unlike in a sync, hosts request blocks: when a program on the host reads them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-#: How many hosts read from one holder of a block at a time.
+#: The number of hosts that read from one holder of a block in parallel.
 READERS = 2
-#: A host that has got no block for so long is not waited for by others (seconds).
+#: The time after which other hosts stop waiting for a host to receive a block (seconds).
 SLOW = 2.0
 
-#: Where the client itself is the source.
+#: The client as the source.
 CLIENT = -1
 
 
 @dataclass(slots=True)
 class _Block:
-    holders: dict[int, int] = field(default_factory=dict[int, int])  # host -> hosts that read from it now
-    sent: float | None = None  # when the client last gave it to a host that has not got it yet
-    to: set[int] = field(default_factory=set[int])  # the hosts that the client gives it to
+    holders: dict[int, int] = field(default_factory=dict[int, int])  # host -> number of hosts that read from it now
+    sent: float | None = None  # when the client last sent it to a host that has not received it yet
+    to: set[int] = field(default_factory=set[int])  # the hosts to which the client is sending it
 
 
 class BlockRoutes:
-    """Decides where hosts get blocks from.
+    """Chooses the sources of blocks for hosts.
 
-    Blocks are named by any hashable value, hosts by their ranks.
+    A block is named by any hashable value, a host by its rank.
     """
 
     def __init__(self) -> None:
@@ -37,10 +37,10 @@ class BlockRoutes:
         """Choose the source of a block for a host: another host, or ``CLIENT``; None: ask again after the next ``got``.
 
         Args:
-            host: which asks.
-            block: what it wants.
+            host: the requesting host.
+            block: the requested block.
             now: the time (seconds).
-            avoid: hosts from which it could not get it.
+            avoid: hosts from which it could not read the block.
         """
         state = self._blocks.setdefault(block, _Block())
         holders = [h for h in state.holders if h != host and h not in self._dead and h not in avoid]
@@ -56,12 +56,12 @@ class BlockRoutes:
         return None
 
     def got(self, host: int, block: tuple[int, int], source: int) -> None:
-        """A host has a block, from another host or the client; it now serves it to others."""
+        """Record that a host has received a block, and now serves it to others."""
         self._ended(host, block, source)
         self._blocks.setdefault(block, _Block()).holders.setdefault(host, 0)
 
     def failed(self, host: int, block: tuple[int, int], source: int) -> None:
-        """A host could not get a block from another host or the client."""
+        """Record that a host could not read a block from another host or the client."""
         self._ended(host, block, source)
 
     def _ended(self, host: int, block: tuple[int, int], source: int) -> None:
@@ -78,5 +78,5 @@ class BlockRoutes:
         self._blocks.pop(block, None)
 
     def dead(self, host: int) -> None:
-        """A host has ended, or cannot be reached: it serves nothing any more."""
+        """Record that a host has ended or cannot be reached, and serves no blocks any more."""
         self._dead.add(host)

@@ -1,7 +1,7 @@
-"""Serve one folder of a host to a gathered mount, and nothing outside it: an actor.
+"""An actor that serves one folder of a host, and nothing outside it, to a gathered mount.
 
-Paths arrive as names from the root on. Each name is opened relative to the folder before it, and no symbolic link is
-followed, so neither ``..`` nor a link, also one that is put there meanwhile, leads out.
+Paths arrive as sequences of names below the root. Each name is opened relative to its parent folder, without following
+symbolic links. Neither ``..`` nor a link, even one created meanwhile, leads outside.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from monarch_kernel.rdma import RDMABuffer, RDMATcpFallbackWarning
 
 _T = TypeVar("_T")
 
-#: An answer to ``open`` has this much of the file already (bytes).
+#: The size of the start of a file that the answer to ``open`` includes (bytes).
 START = 32 << 10
-#: What is shown: a pipe, socket or device would be one of the client's.
+#: The shown kinds of files. A pipe, socket or device would refer to one of the client's.
 _KINDS = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
 _WAY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-#: How long the transfer of one window may take (seconds).
+#: The time limit for the transfer of one window (seconds).
 _TRANSFER = 60.0
 
 
@@ -48,10 +48,10 @@ class Seen(NamedTuple):
 
 
 class ServedFolder(Actor):
-    """Answers questions about the files below a folder. A negative number is that of an ``errno``.
+    """Query and read files below a folder. A negative result is a negated ``errno``.
 
     Args:
-        path: the folder, or a file; it need not exist yet.
+        path: the folder or file; it need not exist yet.
     """
 
     __tool__ = True
@@ -69,17 +69,17 @@ class ServedFolder(Actor):
 
     @concurrent_endpoint
     async def listing(self, path: bytes) -> list[tuple[bytes, Seen]] | int:
-        """The entries of a folder."""
+        """Return the entries of a folder."""
         return await _answer(self._listing, path)
 
     @concurrent_endpoint
     async def readlink(self, path: bytes) -> bytes | int:
-        """The target of a link that stays within the folder; EACCES for others."""
+        """Return the target of a link that stays within the folder; EACCES for other links."""
         return await _answer(self._readlink, path)
 
     @concurrent_endpoint
     async def open(self, path: bytes, identity: tuple[int, int]) -> tuple[int, bytes] | int:
-        """Open a regular file; returns a handle and the first ``START`` bytes. ESTALE: it is another file by now."""
+        """Open a regular file; return a handle and the first ``START`` bytes. ESTALE: the path is now another file."""
         return await _answer(self._open_file, path, identity)
 
     @concurrent_endpoint
@@ -89,12 +89,12 @@ class ServedFolder(Actor):
 
     @concurrent_endpoint
     async def read(self, handle: int, offset: int, size: int) -> bytes | int:
-        """Bytes of an open file."""
+        """Read bytes of an open file."""
         return await _answer(self._read, handle, offset, size)
 
     @concurrent_endpoint
     async def read_to(self, handle: int, offset: int, size: int, memory: RDMABuffer) -> int:
-        """Bytes of an open file, into memory of the caller; returns their number."""
+        """Read bytes of an open file into memory of the caller; return their number."""
         data = await _answer(self._read, handle, offset, size)
         if isinstance(data, int):
             return data
@@ -138,7 +138,7 @@ class ServedFolder(Actor):
                 descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=way)
                 try:
                     for name in os.listdir(descriptor):
-                        with contextlib.suppress(FileNotFoundError):  # it has gone since
+                        with contextlib.suppress(FileNotFoundError):  # it has been removed since
                             about = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
                             if stat.S_IFMT(about.st_mode) in _KINDS:
                                 found.append((os.fsencode(name), _seen(about)))
@@ -162,7 +162,7 @@ class ServedFolder(Actor):
             about = os.fstat(way)
             if (about.st_dev, about.st_ino) != identity:
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-            if not stat.S_ISREG(about.st_mode):  # to open a pipe or a device does something
+            if not stat.S_ISREG(about.st_mode):  # opening a pipe or a device has side effects
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             descriptor = os.open(f"/proc/self/fd/{way}", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -176,7 +176,7 @@ class ServedFolder(Actor):
 
     @contextmanager
     def _at(self, path: bytes) -> Generator[int]:
-        """Open what a path names, without reading it and without following links below the root."""
+        """Open a path without reading it and without following links below the root."""
         descriptor = os.open(self._root, os.O_PATH | os.O_CLOEXEC)
         try:
             for name in path.split(b"/") if path else ():
@@ -191,7 +191,7 @@ class ServedFolder(Actor):
 
 
 async def _answer(work: Callable[..., _T], *arguments: Any) -> _T | int:
-    """Do work of the file system on a thread; an error of it is the negative of its ``errno``."""
+    """Run work on the file system in a thread; return a negated ``errno`` for an error."""
     try:
         return await asyncio.to_thread(work, *arguments)
     except OSError as e:
@@ -203,11 +203,11 @@ def _seen(about: os.stat_result) -> Seen:
 
 
 def _inner_target(path: bytes, target: bytes, root: bytes) -> bytes | None:
-    """The target of a link as a path that stays below the root wherever it is read; None if it leads out.
+    """Rewrite the target of a link as a path that stays below the root on every machine; None if it leads outside.
 
     Args:
         path: of the link, below the root.
-        target: as the host has it.
+        target: as on the host.
         root: the folder on the host.
     """
     names = target.split(b"/")

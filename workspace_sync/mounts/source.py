@@ -1,4 +1,4 @@
-"""Read the folder of a remote mount at the client: an actor in a separate process, and the memory it lends."""
+"""Read the folder of a remote mount at the client: an actor in a separate process, with the memory that it lends."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from workspace_sync.mounts.layout import PackedSegment, lay_out
 from workspace_sync.mounts.routes import CLIENT, BlockRoutes
 from workspace_sync.scanning import Index, Scan, scan
 
-#: How often a host that has to wait looks again, if nothing tells it to (seconds).
+#: The interval at which a waiting host checks again without a notification (seconds).
 _AGAIN = 0.5
-#: A mount shows all of a folder, whatever its rules leave out of a sync.
+#: Ignore rules for a mount: it shows the whole folder, whatever the folder's rules leave out of a sync.
 _EVERYTHING = b"!*"
 
 
@@ -29,8 +29,8 @@ class Edition(NamedTuple):
     """New content of a folder.
 
     Attributes:
-        change: the encoded difference to the manifest before.
-        segment: where the new pieces lie.
+        change: the encoded difference to the previous manifest.
+        segment: the segment with the new pieces.
     """
 
     change: bytes
@@ -43,7 +43,7 @@ class Loan(NamedTuple):
     Attributes:
         buffer: the memory.
         missing: the numbers of the pieces that could not be read.
-        number: to be given back.
+        number: the number of the loan, for its return.
     """
 
     buffer: RDMABuffer
@@ -56,7 +56,7 @@ class Way(NamedTuple):
 
     Attributes:
         source: a host, or ``CLIENT``.
-        actor: the host's, which lends the block.
+        actor: the actor of the host that lends the block.
         loan: the block itself, if the client is the source.
     """
 
@@ -66,7 +66,7 @@ class Way(NamedTuple):
 
 
 class MountSource(Actor):
-    """Reads a folder, and decides which host gets which block from which host."""
+    """Read a folder, and choose the source of each block for each host."""
 
     __tool__ = True
 
@@ -84,7 +84,7 @@ class MountSource(Actor):
         self._scan: Scan | None = None
         self._path = ""
         self._index: Index | None = None
-        #: Bytes that hosts have got from here.
+        #: The number of bytes that hosts have received from here.
         self._sent = 0
 
     @concurrent_endpoint
@@ -105,19 +105,19 @@ class MountSource(Actor):
             self._scan, self._manifest = found, found.manifest
             self._segments.append(segment)
             self._digests.update(piece.digest for block in segment.blocks for piece in block.pieces)
-            for block in self._incomplete:  # what could not be read may have become readable
+            for block in self._incomplete:  # unreadable blocks may have become readable
                 self._routes.forget(block)
             self._incomplete.clear()
             return Edition(change, segment)
 
     @endpoint
     async def joined(self, hosts: list[Any]) -> None:
-        """The actors of all hosts, by their ranks."""
+        """Register the actors of all hosts, by their ranks."""
         self._hosts = dict(enumerate(hosts))
 
     @concurrent_endpoint
     async def route(self, host: int, segment: int, block: int, avoid: frozenset[int]) -> Way:
-        """Return the source of a block for a host; waits until one is free."""
+        """Return the source of a block for a host; wait until one is free."""
         key = (segment, block)
         while True:
             news = self._news
@@ -131,7 +131,7 @@ class MountSource(Actor):
 
     @endpoint
     async def got(self, host: int, segment: int, block: int, source: int, loan: int) -> None:
-        """A host has a block, verified."""
+        """Record that a host has received and verified a block."""
         if source == CLIENT:
             self._slabs.give_back(loan)
         self._routes.got(host, (segment, block), source)
@@ -174,7 +174,7 @@ class MountSource(Actor):
         return Way(CLIENT, None, Loan(slab.buffer, missing, self._slabs.lend(slab)))
 
     def _fill(self, slab: Slab, segment: int, block: int) -> frozenset[int]:
-        """Read a block; returns the numbers of the pieces whose file is not what it was any more."""
+        """Read a block; return the numbers of the pieces whose file has changed."""
         assert self._scan is not None
         missing: set[int] = set()
         offset = 0
@@ -188,7 +188,7 @@ class MountSource(Actor):
 
 
 def _scan(path: str, index: Index | None) -> tuple[Scan, Index]:
-    """Find out what a folder holds, all of it."""
+    """Scan a folder completely, without ignore rules."""
     try:
         workspace = Workspace({path: ""}, links="keep")
         index = index or Index(f"{workspace.id}-mount")
@@ -197,14 +197,14 @@ def _scan(path: str, index: Index | None) -> tuple[Scan, Index]:
         raise MountError(str(e)) from None
 
 
-#: How many blocks are lent at a time.
+#: The maximum number of blocks lent in parallel.
 SLABS = 8
-#: A process that has not given a block back after so long has ended (seconds).
+#: The time after which a process that has not returned a block is considered dead (seconds).
 LEASE = 60.0
 
 
 class Slab:
-    """Memory that is registered for other processes."""
+    """Memory registered for access by other processes."""
 
     def __init__(self, size: int) -> None:
         self.memory = memoryview(mmap.mmap(-1, size))
@@ -212,7 +212,7 @@ class Slab:
 
 
 class Slabs:
-    """Lends memory, one loan for each reader. Belongs to one event loop."""
+    """Pool of memory to lend, one loan for each reader. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._slabs: list[Slab] = []
@@ -221,7 +221,7 @@ class Slabs:
         self._numbers = itertools.count(1)
 
     async def get(self, size: int) -> Slab:
-        """Memory of at least this size; waits until there is some."""
+        """Return memory of at least this size; wait until some is available."""
         while True:
             if self._free.empty() and len(self._slabs) < SLABS:
                 self._slabs.append(Slab(size))
@@ -239,17 +239,17 @@ class Slabs:
             await slab.buffer.drop()
 
     def lend(self, slab: Slab) -> int:
-        """Note that another process reads from it; return a token that the process gives back."""
+        """Record that another process reads from a slab; return the token with which that process returns it."""
         loan = next(self._numbers)
         self._loans[loan] = (slab, time.monotonic())
         return loan
 
     def give_back(self, loan: int) -> None:
-        """The reader is done."""
+        """End a loan."""
         held = self._loans.pop(loan, None)
         if held is not None:
             self.free(held[0])
 
     def free(self, slab: Slab) -> None:
-        """Memory from ``get`` that is not lent."""
+        """Release memory from ``get`` that is not lent."""
         self._free.put_nowait(slab)

@@ -1,8 +1,8 @@
 """File system of a remote mount: one manifest at a time, whose files are read from blocks.
 
-An inode is one version of a file: name, content, mode and time. After a change, the name leads to a new inode, and
-the old one lives on for those that have it open. So the kernel may cache everything for ever, and no page of one
-version is ever seen in another.
+An inode is one version of a file: name, content, mode and time. After a change, the name refers to a new inode, and the
+old inode remains for processes that have it open. The kernel may therefore cache everything indefinitely, and pages of
+different versions never mix.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from workspace_sync.model.manifest import FileEntry, Folder, Manifest, changes, 
 from workspace_sync.mounts.blocks import HostBlocks
 from workspace_sync.mounts.protocol import ROOT, Attributes, Entered, FuseSession, InodeTable, Listed, Request
 
-#: How many listings of folders are kept.
+#: The number of cached folder listings.
 _LISTINGS = 16
-#: What an inode is one version of: its path, and what tells the versions of a file or link apart.
+#: The identity of an inode: its path, and a value that distinguishes the versions of a file or link.
 _Key = tuple[bytes, bytes | tuple[bytes, int, int] | None]
 
 
@@ -30,13 +30,13 @@ def _key(path: bytes, what: FileEntry | bytes | None) -> _Key:
 
 
 def _inode(key: _Key) -> int:
-    """The inode number that ``stat`` and listings show."""
+    """Return the inode number that ``stat`` and listings show."""
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "big") >> 1 | 1 << 32
 
 
 @dataclass(slots=True)
 class _Node:
-    """An inode. ``what`` is the entry of a file or the target of a link; None for a folder, which is its path."""
+    """An inode. ``what`` is the entry of a file or the target of a link; None for a folder, whose key is its path."""
 
     number: int
     path: bytes
@@ -53,7 +53,7 @@ class ManifestTree:
 
     Args:
         manifest: the first one.
-        content: gives the bytes of files.
+        content: provides the bytes of files.
     """
 
     def __init__(self, manifest: Manifest, content: HostBlocks) -> None:
@@ -61,7 +61,7 @@ class ManifestTree:
         self._content = content
         self._lock = threading.Lock()
         self._inodes: InodeTable[_Key, _Node] = InodeTable(_key_of, _Node(ROOT, b"", None, 1))
-        # When a folder last changed (ns): Python and others keep listings for as long as that is the same.
+        # When a folder last changed (ns): Python and others cache listings while this is unchanged.
         self._opened = time.time_ns()
         self._times: dict[bytes, int] = {}
         self._listings: dict[tuple[bytes, bytes], list[Listed]] = {}
@@ -86,7 +86,7 @@ class ManifestTree:
                         self._times[path] = now
                     if (own := self._inodes.by_key.get((path, None))) is not None:
                         folders.add(own.number)
-            # The times of files are in no digest, and are seen all the same.
+            # No digest covers the times of files, but they are visible.
             paths = [change.path for change in changed]
             paths += (
                 node.path
@@ -104,7 +104,7 @@ class ManifestTree:
             session.invalidate_node(number)
 
     def live(self) -> set[bytes]:
-        """The digests of all pieces that may still be read: of the manifest, and of older files that are open."""
+        """Return the digests of all pieces that may still be read: of the manifest, and of open files of older ones."""
         with self._lock:
             entries = [node.what for node in self._inodes.by_number.values() if isinstance(node.what, FileEntry)]
             manifest = self._manifest
@@ -133,7 +133,7 @@ class ManifestTree:
         request.data(target)
 
     def open(self, request: Request, node: int) -> None:
-        request.fail(errno.ENOSYS)  # the kernel then opens files by itself
+        request.fail(errno.ENOSYS)  # the kernel then opens files without requests
 
     def release(self, handle: int) -> None:
         pass
@@ -191,7 +191,7 @@ class ManifestTree:
     # -- inodes ------------------------------------------------------------------------------------------
 
     def _entries(self, path: bytes, folder: Folder) -> list[Listed]:
-        """The entries of a folder, kept for the next request: the kernel asks for a large folder in many parts."""
+        """Return the entries of a folder; cache them, because the kernel reads a large folder in many parts."""
         key = path, folder.digest
         entries = self._listings.get(key)
         if entries is None:
@@ -205,7 +205,7 @@ class ManifestTree:
         return self._manifest.folders.get(node.path) if node.what is None else None
 
     def _enter(self, parent: bytes, folder: Folder, name: bytes) -> Entered | None:
-        """Look a name up in a folder, and count that."""
+        """Look a name up in a folder, and count the lookup."""
         path = entry_path(parent, name)
         what: FileEntry | bytes | None
         if name in folder.files:
@@ -234,7 +234,7 @@ class ManifestTree:
 
 
 def _listing(path: bytes, folder: Folder) -> list[Listed]:
-    """The entries of a folder, sorted."""
+    """Build the sorted entries of a folder."""
     prefix = path + b"/" if path else b""
 
     def listed(names: Mapping[bytes, FileEntry | bytes | None], kind: int) -> Iterator[Listed]:

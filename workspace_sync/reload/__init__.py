@@ -1,8 +1,8 @@
 """Reload live code: after a sync, imported modules follow their files, in one of three ways.
 
-``sync_live`` syncs and refreshes, and ``watch`` does so at every save. In parts: ``contact`` before a switch,
-``stale_modules`` and ``refresh`` after it. ``refresh_here`` is for the client's own modules; ``selection_of`` reads the
-modes of ``%autoreload``.
+``sync_live`` syncs and refreshes, and ``watch`` does so at every save. The single steps are ``contact`` before a
+switch, and ``stale_modules`` and ``refresh`` after it. ``refresh_here`` reloads the client's own modules;
+``selection_of`` parses the modes of ``%autoreload``.
 """
 
 from workspace_sync.reload.client import contact, enter, folders_of, refresh, refresh_here, stale_modules

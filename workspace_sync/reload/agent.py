@@ -36,20 +36,20 @@ class Reloader(Actor):
 
     @endpoint
     def watch(self, folders: Pairs) -> tuple[int, RankReport]:
-        """Record imports from these folders from now on, and compare loaded modules with their files."""
+        """Start recording imports from these folders, and compare loaded modules with their files."""
         loaded_modules.watch(folders)
         return self._rank, RankReport(self._rank)
 
     @endpoint
     def enter(self, folders: Pairs) -> tuple[int, RankReport]:
-        """The host has another tree: see it in place of the earlier one. What modules are older than their files?"""
+        """Enter the new tree of the host, and report modules that are older than their files."""
         loaded_modules.watch(folders)
         error = enter_new_tree(Folders(folders))
         return self._rank, RankReport(self._rank, stale_here(None), error, _outside(folders))
 
     @endpoint
     def stale(self, folders: Pairs, changed: Collection[str] | None) -> tuple[int, RankReport]:
-        """The modules that are older than their files."""
+        """Report the modules that are older than their files."""
         loaded_modules.watch(folders)
         return self._rank, RankReport(self._rank, stale_here(changed))
 
@@ -61,7 +61,7 @@ class Reloader(Actor):
 
         Args:
             when: "idle": between two messages of all actors of this process; "now": at once.
-            wait: how long to wait for that (seconds).
+            wait: the longest wait for idle actors (seconds).
         """
         loaded_modules.watch(folders)
         error = enter_new_tree(Folders(folders))
@@ -78,9 +78,9 @@ class Reloader(Actor):
     def replace(
         self, folders: Pairs, changed: Collection[str] | None, when: str, wait: float
     ) -> tuple[int, RankReport]:
-        """Import stale modules, and all that import them, as if for the first time. Existing objects stay as they are.
+        """Import stale modules, and all that import them, as if for the first time. Existing objects are unchanged.
 
-        If one of them raises, all are as before. ``put_back`` undoes it, too.
+        If one of them raises, the old modules are restored. ``put_back`` undoes it, too.
         """
         loaded_modules.watch(folders)
         error = enter_new_tree(Folders(folders))
@@ -89,7 +89,7 @@ class Reloader(Actor):
 
     @endpoint
     def put_back(self) -> tuple[int, RankReport]:
-        """Undo the last ``replace``, as another rank could not do it."""
+        """Undo the last ``replace``, because another rank has failed."""
         self._put_back()
         return self._rank, RankReport(self._rank)
 
@@ -144,5 +144,5 @@ class Reloader(Actor):
 
 
 def _outside(folders: Pairs) -> str:
-    """The client's folder that this process works in or imports from, although its host has a tree."""
+    """Return the client's folder that this process works in or imports from, although its host has a tree."""
     return Folders(folders).outside((os.getcwd(), *sys.path))

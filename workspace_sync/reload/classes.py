@@ -1,10 +1,10 @@
 """Change existing classes in place: a class statement of the new source updates the class of its name.
 
-While a module's new source is executed, its class statements do not make classes: their bodies are executed, and the
-results are put into the classes that there are. So a class keeps its identity: `isinstance`, pickles by name and live
-objects stay good, as do subclasses in other modules; decorators and registries get the same class again. Where that is
-not sound, the statement says so with `Unsound`, or makes a class as usual, which `replacement` compares with the old
-one afterwards.
+While a module's new source is executed, its class statements do not create classes. Their bodies are executed, and the
+results are put into the existing classes. A class thus keeps its identity: `isinstance`, pickles by name and live
+objects remain valid, as do subclasses in other modules; decorators and registries get the same class again. If this is
+not sound, the statement raises `Unsound`, or creates a class as usual, which `replacement` later compares with the old
+class.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any, cast
 from workspace_sync.reload.functions import FunctionUpdate, unwrapped
 from workspace_sync.reload.journal import Journal
 
-#: The metaclasses whose classes are plain enough to be changed in place.
+#: Metaclasses whose classes can be changed in place.
 PLAIN = (type, abc.ABCMeta)
 
-# Made by the interpreter or `abc`, not by the body of a class.
+# Created by the interpreter or `abc`, not by the body of a class.
 _OF_MACHINERY = frozenset(
     {
         *("__dict__", "__weakref__", "__module__", "__qualname__", "__doc__", "__slots__", "__orig_bases__"),
@@ -33,7 +33,7 @@ _OF_MACHINERY = frozenset(
         *("__static_attributes__", "__type_params__", "__annotate__", "__annotations_cache__", "__annotate_func__"),
     }
 )
-# Made by the decorator `dataclass`, which makes them again, unless they are there.
+# Created by the decorator `dataclass`, which creates them again unless they exist.
 _OF_DATACLASS = frozenset(
     {
         *("__init__", "__repr__", "__eq__", "__lt__", "__le__", "__gt__", "__ge__", "__match_args__", "__replace__"),
@@ -47,16 +47,17 @@ class Unsound(Exception):
 
 
 class ClassUpdate:
-    """The class statements of one module.
+    """Updates of the class statements of one module.
 
     Args:
         name: of the module.
         namespace: of the module.
-        before: the namespace as it was.
+        before: the namespace before the update.
         bodies: the code of the class statements of the new source, by qualified name.
-        old_names: by qualified name, what the old body of a class sets; a class that it lacks is not known.
-        functions: gives functions their new code.
-        journal: notes what is changed.
+        old_names: the names that the old body of each class sets, by qualified name; classes that are missing are
+            unknown.
+        functions: updates the code of functions.
+        journal: records the changes.
     """
 
     def __init__(
@@ -77,17 +78,17 @@ class ClassUpdate:
         self._functions = functions
         self._journal = journal
         self._thread = threading.get_ident()
-        #: The classes that were changed.
+        #: The changed classes.
         self.changed: list[type] = []
-        #: Why the module cannot be changed in place; the module's own code may have caught the exception.
+        #: Why the module cannot be changed in place; recorded, as the module's own code may catch the exception.
         self.refusal: Unsound | None = None
-        #: What of the change live objects do not follow.
+        #: The parts of the change that live objects do not follow.
         self.notes: list[str] = []
         self._fields: dict[type, list[str]] = {}
 
     @contextmanager
     def watching(self) -> Any:
-        """Make class statements of the module change its classes."""
+        """Make class statements of the module update its classes."""
         make: Callable[..., Any] = builtins.__build_class__
 
         def build(body: Any, name: str, *bases: Any, **keywords: Any) -> Any:
@@ -108,15 +109,15 @@ class ClassUpdate:
             builtins.__build_class__ = make
 
     def _old(self, body: types.FunctionType) -> type | None:
-        """The class that a class statement changes; None if it makes one."""
+        """Return the class that a class statement updates; None if it creates a new one."""
         path = body.__code__.co_qualname
         if len(self._bodies.get(path, ())) != 1:
-            return None  # in a function, or several in one module: which one is which is not known
+            return None  # in a function, or several of this name in one module: the counterpart is unknown
         old = self.find(self._before, path)
         return old if old is not None and type(old) in PLAIN else None
 
     def find(self, namespace: dict[str, Any], path: str) -> type | None:
-        """The class of this module with a qualified name, if there is one."""
+        """Return the class of this module with a qualified name; None if there is none."""
         thing: Any = None
         inside = namespace
         for part in path.split("."):
@@ -145,13 +146,13 @@ class ClassUpdate:
             return make(body, name, *bases, **keywords)
         if metaclass not in PLAIN:
             raise Unsound(f"{where}: its metaclass is {_label(metaclass)} now, and was {_label(type(old))}")
-        # Nested functions of the body see the module, and `super()` sees the class through this cell.
+        # Nested functions of the body refer to the module, and `super()` finds the class through this cell.
         exec(body.__code__, self._namespace, members, closure=body.__closure__)  # type: ignore[call-overload]
         if _slots(members) != _slots(vars(old)):
             if "__slots__" not in members and dataclasses.is_dataclass(old):
                 if resolved is not bases:
                     members["__orig_bases__"] = bases
-                return metaclass(name, resolved, members, **keywords)  # `dataclass(slots=True)` makes another one of it
+                return metaclass(name, resolved, members, **keywords)  # `dataclass(slots=True)` makes another from it
             raise Unsound(
                 f"{where}: its __slots__ are {_slots(members)} now, and were {_slots(vars(old))}: objects that exist "
                 "have no other places"
@@ -209,7 +210,7 @@ class ClassUpdate:
             self._journal.set_in_class(old, "__hash__", None)
 
     def _gone(self, old: type, before: dict[str, Any], members: dict[str, Any]) -> list[str]:
-        """The attributes that the old body of a class set, and the new one does not; others were set by a program."""
+        """Return the attributes that only the old body of a class set. Attributes set by a program are not included."""
         known = self._old_names.get(old.__qualname__)
         found: list[str] = []
         for key, value in before.items():
@@ -237,10 +238,10 @@ class ClassUpdate:
             return before
         return value
 
-    # -- after the module was executed ---------------------------------------------------------------
+    # -- after the execution of the module -----------------------------------------------------------
 
     def check_fields(self) -> None:
-        """Note the fields of dataclasses that live objects do not have."""
+        """Record the fields of dataclasses that live objects do not have."""
         for cls, before in self._fields.items():
             if not dataclasses.is_dataclass(cls):
                 continue
@@ -250,10 +251,9 @@ class ClassUpdate:
                 self.notes.append(f"class {cls.__qualname__}: objects that exist lack the new {', '.join(lacking)}")
 
     def replacement(self, old: type, new: type, same_source: bool) -> None:
-        """Update a class from the one that the new source has made in its place.
+        """Update a class from the class that the new source has created in its place.
 
-        Raises:
-            Unsound: it cannot.
+        Raises:            Unsound: the class cannot be updated.
         """
         where = f"class {old.__qualname__}"
         if type(new) is not type(old):
@@ -296,7 +296,7 @@ def _is_named_tuple(cls: Any) -> bool:
 
 
 def _point_to(function: types.FunctionType, new: type, old: type) -> None:
-    """Point `super()` and `__class__` in a function of a new class to the old one."""
+    """Make `super()` and `__class__` in a function of a new class refer to the old class."""
     for cell in function.__closure__ or ():
         try:
             if cell.cell_contents is new:

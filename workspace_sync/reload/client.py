@@ -1,4 +1,4 @@
-"""Ask ranks which modules are older than their files, and refresh them in one of three ways."""
+"""Query ranks for modules that are older than their files, and refresh them in one of three ways."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from workspace_sync.reload.refresh_report import (
 How = Literal["reload", "respawn", "restart"]
 When = Literal["idle", "now"]
 
-#: How often a wait for ranks looks whether they still respond (seconds).
+#: The interval at which a wait for ranks checks whether they still respond (seconds).
 _LOOK = 0.2
 
 _agents: dict[str, Any] = {}
@@ -40,7 +40,7 @@ _lock = threading.Lock()
 def contact(procs: ProcMesh, folders: Iterable[tuple[str, str]] | None = None, timeout: float = 10.0) -> Refreshed:
     """Make ranks record their imports from a workspace.
 
-    Call it before the first switch: what a rank has imported until then is compared with the files that are there now.
+    Call it before the first switch: modules that a rank has imported until then are compared with the current files.
 
     Args:
         procs: a proc mesh, or a slice of one.
@@ -53,8 +53,8 @@ def contact(procs: ProcMesh, folders: Iterable[tuple[str, str]] | None = None, t
 def enter(procs: ProcMesh, folders: Iterable[tuple[str, str]] | None = None, timeout: float = 10.0) -> Refreshed:
     """Notify ranks that their hosts have switched to another tree.
 
-    They enter their working directory again if it was in an earlier one, and drop what they have cached of imports and
-    source lines. ``refresh`` does this, too. Their reports name the modules that they have in an older version
+    They re-enter their working directory if it was in an earlier tree, and drop their caches of imports and source
+    lines. ``refresh`` does this, too. Their reports name the modules of which they have an older version
     (``stale_in``).
     """
     return _all(procs, "enter", timeout, _pairs(procs, folders))
@@ -67,7 +67,7 @@ def stale_modules(
     folders: Iterable[tuple[str, str]] | None = None,
     timeout: float = 10.0,
 ) -> list[StaleModule]:
-    """The modules that ranks have imported in an older version than their hosts have now.
+    """Return the modules of which ranks have imported an older version than their hosts have now.
 
     Args:
         procs, changed, folders: as for ``refresh``.
@@ -80,7 +80,7 @@ def stale_modules(
 
 
 def stale_in(found: Refreshed) -> list[StaleModule]:
-    """Group the modules that ranks have reported: one entry for each module and state, as of ``stale_modules``."""
+    """Group the modules that ranks have reported: one entry for each module and state, as for ``stale_modules``."""
     return [
         StaleModule(name, format_ranks(ranks), state if state == STALE else reason)
         for (name, state, reason), ranks in sorted(found.modules().items())
@@ -100,27 +100,27 @@ def refresh(
 ) -> Refreshed:
     """Make ranks run the sources that their hosts have now.
 
-    * "reload": in place. Functions and classes that exist follow the new source, and with them live actors. Modules
-      that cannot be changed in place are named, and left alone as a whole.
-    * "respawn": the changed modules, and all that import them, are imported anew in the same processes, and the actors
-      of this process are created again: with their original arguments and, where they have ``checkpoint`` and
-      ``__restore__``, their state, which is asked for first.
-    * "restart": the same, in new processes in the places of the old ones.
+    * "reload": in place. Existing functions and classes follow the new source, and with them live actors. Modules that
+      cannot be changed in place are named, and left unchanged as a whole.
+    * "respawn": the changed modules, and all that import them, are imported again in the same processes. Then the
+      actors that this process has spawned are created again with their original arguments. If they have ``checkpoint``
+      and ``__restore__``, their state is saved first and restored.
+    * "restart": the same, in new processes that replace the old ones.
 
     Args:
         procs: a proc mesh, or a slice of one.
-        changed: the paths that have changed, as this process names them. None: every file is looked at.
-        folders: the folders of the workspace, each with the folder that the hosts have for it. None: what was placed on
+        changed: the changed paths at the client. None: check every file.
+        folders: the folders of the workspace, each with its folder on the hosts. None: the folders that were placed on
             the hosts (``monarch_kernel.workers.placement_of``), else the working directory, in place.
         selection: which modules to reload ("reload" only).
-        when: "idle": between two messages of all actors of a process; "now": at once, while endpoints run: these go on
-            in the old code, and call into the new one.
-        wait: how long to wait for idle ranks (seconds); ranks that stay busy are named, and left alone.
-        timeout: for everything else (seconds).
+        when: "idle": between two messages of all actors of a process; "now": at once, while endpoints run; these
+            continue in the old code, and call into the new code.
+        wait: the longest wait for idle ranks (seconds); ranks that stay busy are named and left unchanged.
+        timeout: the time limit of all other steps (seconds).
 
     Raises:
-        ValueError: there is no such way.
-        HealError: "restart", and this process did not spawn the procs.
+        ValueError: ``how`` is invalid.
+        HealError: for "restart", if this process did not spawn the procs.
     """
     if how not in ("reload", "respawn", "restart"):
         raise ValueError(f"{how!r} is no way to refresh ranks: use reload, respawn or restart")
@@ -147,14 +147,14 @@ def refresh_here(
     selection: ModuleSelection = EVERY,
     wait: float = 5.0,
 ) -> list[ModuleReport]:
-    """Reload stale modules of this process in place, so that calls of endpoints are checked as ranks define them.
+    """Reload stale modules of this process in place, so that calls are checked against the endpoints that ranks have.
 
     Args:
         changed, selection, wait: as for ``refresh``.
-        folders: of the workspace; what was named in an earlier call counts, too.
+        folders: of the workspace, in addition to those of earlier calls.
 
     Raises:
-        StillBusy: an actor of this process handled messages all the time.
+        StillBusy: an actor of this process was busy throughout the wait.
     """
     loaded_modules.watch(folders)
     enter_new_tree(loaded_modules.folders)
@@ -188,21 +188,21 @@ def _restart(procs: ProcMesh, pairs: Pairs, paths: Collection[str] | None, timeo
         rank.error = ""
         for module in rank.modules:
             module.state, module.reason = RELOADED, ""
-    own = {mesh._name for mesh in actor_meshes_on(procs)}  # tools are created again, too, and are nobody's business
+    own = {mesh._name for mesh in actor_meshes_on(procs)}  # tools are created again, too, but not reported
     stale.respawned = [name for name in healed.respawned if name in own]
     stale.restored = [name for name in healed.restored if name in own]
     return stale
 
 
 def _checkpoint(procs: ProcMesh, timeout: float) -> None:
-    """Make actors that can be restored send their state."""
+    """Make actors that can be restored save their state."""
     for mesh in actor_meshes_on(procs):
         if hasattr(mesh, "checkpoint") and hasattr(mesh._cls, "__restore__"):
             mesh.checkpoint.call().get(timeout)
 
 
 def folders_of(procs: ProcMesh) -> list[tuple[str, str]]:
-    """The folders of this process that were placed on the hosts of a mesh; else the working directory, in place."""
+    """Return the folders of this process that were placed on the hosts of a mesh, or else the working directory."""
     placed = {pair for placement in placement_of(procs) if placement for pair in placement.folders.items()}
     placed = {(here, there) for here, there in placed if not there.endswith("/current/env")}  # installed, not edited
     return sorted(placed) or [(os.getcwd(), os.getcwd())]
@@ -241,10 +241,10 @@ def ask_all(
     """Send ``contact`` ("watch") or ``enter`` to the ranks of several meshes at once.
 
     Args:
-        meshes: each with its folders.
+        meshes: the meshes, each with its folders.
 
     Returns:
-        A function that waits for all of them together, up to a time (seconds), and returns their answers.
+        A function that waits for all meshes together, up to a time limit (seconds), and returns their answers.
     """
     asked = [_asked(procs, request, sorted(folders)) for procs, folders in meshes]
 
@@ -256,8 +256,11 @@ def ask_all(
 
 
 def _asked(procs: ProcMesh, method: str, *args: Any) -> Callable[[float, float], Refreshed]:
-    """Call an endpoint of the reloader on all ranks; returns what waits for them until a deadline (monotonic), which is
-    so many seconds after the call."""
+    """Call an endpoint of the reloader on all ranks.
+
+    Return a function that waits for the answers, given a timeout since the call (seconds) and the deadline that it
+    implies (monotonic).
+    """
     whole = whole_of(procs)
     agents = _agents_of(whole, args[0] if args else ())
     dead = whole.procs.dead()
@@ -268,7 +271,7 @@ def _asked(procs: ProcMesh, method: str, *args: Any) -> Callable[[float, float],
     calls = [(run, getattr(part, method).stream(*args)) for run, part in parts]
 
     def silent() -> bool:
-        """Return whether those that have not answered are known not to respond, so that it is no use to wait."""
+        """Return whether all ranks that have not answered are known to be unresponsive, so that waiting is useless."""
         known = whole.procs.unresponsive()
         return all(rank in known for rank in waiting if rank not in reports)
 
@@ -285,7 +288,7 @@ def _asked(procs: ProcMesh, method: str, *args: Any) -> Callable[[float, float],
                         why = failure.death.cause if failure.death is not None else failure.fault or error
                         reports[rank] = RankReport(back[rank], error=str(getattr(why, "summary", why)))
                 except TimeoutError:
-                    break  # answers come in the order in which ranks give them
+                    break  # answers arrive in the order in which ranks send them
         known = whole.procs.unresponsive()
         for rank in waiting:
             if rank not in reports:
@@ -297,10 +300,10 @@ def _asked(procs: ProcMesh, method: str, *args: Any) -> Callable[[float, float],
 
 
 def _soon(slot: Any, deadline: float, given_up: Callable[[], bool]) -> Any:
-    """The value of a future.
+    """Wait for the value of a future.
 
     Raises:
-        TimeoutError: the deadline (monotonic) has passed, or ``given_up`` says that there is nothing to wait for.
+        TimeoutError: the deadline (monotonic) has passed, or ``given_up`` returns true.
     """
     while True:
         left = deadline - time.monotonic()
@@ -312,7 +315,7 @@ def _soon(slot: Any, deadline: float, given_up: Callable[[], bool]) -> Any:
 
 
 def _runs(ranks: Sequence[int]) -> list[range]:
-    """Ranks (sorted) as ranges."""
+    """Convert sorted ranks to ranges."""
     found: list[range] = []
     for rank in ranks:
         if found and found[-1].stop == rank:

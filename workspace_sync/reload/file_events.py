@@ -21,21 +21,21 @@ from workspace_sync.session import Folders, workspace_of
 
 log = logging.getLogger(__name__)
 
-#: Changes within so long of each other are one (ms), but none waits for longer than the second number.
+#: Changes closer together than this count as one (ms); the second number bounds the delay of each.
 STEP, MOST_STEPS = 50, 1600
-#: How often a sync that failed is tried again without a change (seconds); this doubles each time.
+#: The interval at which a failed sync is retried without a change (seconds). It doubles each time.
 RETRY = 5.0
-#: How long a git command that runs in the folders is waited for (seconds).
+#: The time limit for a git command that runs in the folders (seconds).
 GIT_PATIENCE = 20.0
-_LOOK = 200  # how often it looks whether it is to stop (ms)
+_LOOK = 200  # the interval of checks whether to stop (ms)
 
 
 class SyncEvent(msgspec.Struct):
     """Event of a watcher.
 
     Attributes:
-        kind: "synced", "failed" (told once, until it succeeds or fails in another way), or "stopped".
-        text: one quiet line; of a failure, a line for each reason.
+        kind: "synced", "failed" (reported once, until a sync succeeds or fails for another reason), or "stopped".
+        text: one line; for a failure, a line for each reason.
         report: the receipt; None if there was no sync.
     """
 
@@ -45,11 +45,11 @@ class SyncEvent(msgspec.Struct):
 
 
 class Watcher:
-    """A thread that syncs at every change, until ``stop``. ``watch`` makes it.
+    """A thread that syncs at every change, until ``stop``. Created by ``watch``.
 
     Args:
-        folders: what to watch.
-        act: syncs; raises if it cannot.
+        folders: the folders to watch.
+        act: syncs; raises on failure.
         on_event: called with each event, on the watcher's thread.
     """
 
@@ -69,19 +69,19 @@ class Watcher:
 
     @property
     def running(self) -> bool:
-        """Whether it watches."""
+        """Whether the thread runs."""
         return self._thread.is_alive()
 
     def wait_ready(self, timeout: float | None = None) -> bool:
-        """Wait for the end of the first sync; later changes are seen. Returns whether that was in time."""
+        """Wait for the end of the first sync, after which changes are noticed. Return whether it ended in time."""
         return self._ready.wait(timeout)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until it ends; KeyboardInterrupt does not end it."""
+        """Wait until the thread ends. KeyboardInterrupt does not end it."""
         self._thread.join(timeout)
 
     def stop(self, timeout: float = 30.0) -> None:
-        """End it; a sync in progress is completed."""
+        """Stop the thread; a sync in progress is completed."""
         self._stop.set()
         atexit.unregister(self.stop)
         if self._thread is not threading.current_thread():
@@ -107,8 +107,8 @@ class Watcher:
 
     def _watch(self) -> None:
         failures, again_at = 0, 0.0
-        wanted = True  # at first, as there may be changes from before
-        # What changes while this loop is busy is in the next set.
+        wanted = True  # at first, because there may be earlier changes
+        # Changes while this loop is busy are in the next set.
         for found in watchfiles.watch(
             *self._folders,
             watch_filter=None,
@@ -132,7 +132,7 @@ class Watcher:
                 self._ready.set()
 
     def _sync(self) -> bool:
-        """One sync; returns whether nothing has to be tried again."""
+        """Sync once; return whether no retry is needed."""
         try:
             report = self._act()
         except Exception as e:
@@ -159,7 +159,7 @@ class Watcher:
             log.exception("an event of the watch could not be shown: %s", event.text)
 
     def _wait_for_git(self) -> None:
-        """Wait for a checkout that is in progress, which is one change however long it takes."""
+        """Wait for a checkout in progress, which counts as one change however long it takes."""
         locks = [os.path.join(folder, ".git", "index.lock") for folder in self._folders]
         deadline = time.monotonic() + GIT_PATIENCE
         while any(map(os.path.exists, locks)) and time.monotonic() < deadline and not self._stop.is_set():
@@ -167,17 +167,17 @@ class Watcher:
 
 
 class Ignored:
-    """Which changed paths are left out of a sync, by the rules that the scan follows.
+    """Decides which changed paths a sync leaves out, by the rules of the scan.
 
     Args:
-        folders: the workspace's.
+        folders: of the workspace.
     """
 
     def __init__(self, folders: list[str]) -> None:
         self._folders = [os.fsencode(folder) for folder in folders]
 
     def any_counts(self, paths: set[str]) -> bool:
-        """Return whether one of these paths is not left out."""
+        """Return whether a sync includes at least one of these paths."""
         known: dict[bytes, Rules | None] = {}
         return any(self._counts(os.fsencode(path), known) for path in paths)
 
@@ -195,7 +195,7 @@ class Ignored:
         return False
 
     def _within(self, folder: bytes, root: bytes, known: dict[bytes, Rules | None]) -> Rules | None:
-        """The rules within a folder; None if it is left out itself."""
+        """Return the rules within a folder; None if the folder itself is left out."""
         if folder in known:
             return known[folder]
         if folder == root:
@@ -220,14 +220,15 @@ def watch(
     when: When = "idle",
     wait: float = 5.0,
 ) -> Watcher:
-    """Sync a workspace now and at every save, and have ranks that run already follow.
+    """Sync a workspace now and at every save, and make running ranks follow.
 
     Args:
         hosts: a mesh of hosts or procs.
-        workspace: what to watch and to sync: a ``Workspace``, or one or several folders.
-        on_event: called with each ``SyncEvent`` on a thread of its own. Nothing is told where nothing has changed.
-        how, when, wait: as for ``refresh``; ``how`` None: only sync.
-        selection: which modules to reload, or a function that says it each time (the mode of ``%autoreload``).
+        workspace: the content to watch and sync: a ``Workspace``, or one or several folders.
+        on_event: called with each ``SyncEvent`` on a separate thread. Not called if nothing has changed.
+        how, when, wait: as for ``refresh``; ``how=None`` only syncs.
+        selection: the modules to reload, or a function that returns the current selection (the mode of
+            ``%autoreload``).
 
     Returns:
         The watcher; ``stop()`` ends it.

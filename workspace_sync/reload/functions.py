@@ -1,7 +1,7 @@
 """Replace the code of existing functions, so that every reference to them sees the new source.
 
-All functions of a module are found, wherever they are held: methods, functions below decorators, closures, callbacks
-in registries. Each is paired with the new code of its qualified name.
+All functions of a module are found, wherever they are referenced: methods, functions below decorators, closures,
+callbacks in registries. Each is paired with the new code of its qualified name.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from workspace_sync.reload.journal import Journal
 
 
 def functions_of(namespaces: Iterable[dict[str, Any]]) -> dict[int, list[FunctionType]]:
-    """The live functions whose globals these are, by the id of the globals; one pass over the heap."""
+    """Return the live functions whose globals these are, by the id of the globals, in one pass over the heap."""
     wanted = {id(namespace): namespace for namespace in namespaces}
     found: dict[int, dict[int, FunctionType]] = {key: {} for key in wanted}
     held: list[Any] = gc.get_referrers(*wanted.values())
     for namespace in wanted.values():
-        held += _members(namespace, set())  # what a fork server has frozen is not seen by the collector
+        held += _members(namespace, set())  # the collector does not see objects that a fork server has frozen
     for thing in held:
         if type(thing) is FunctionType and id(thing.__globals__) in wanted:
             found[id(thing.__globals__)][id(thing)] = thing
@@ -40,7 +40,7 @@ def _members(namespace: dict[str, Any], seen: set[int]) -> list[Any]:
 
 
 def unwrapped(value: Any) -> list[FunctionType]:
-    """The functions in a member of a class or module: a property, a static or class method, an endpoint, a wrapper."""
+    """Return the functions in a member of a class or module: a property, static or class method, endpoint, wrapper."""
     found: list[FunctionType] = []
     todo: list[Any] = [value]
     seen: set[int] = set()
@@ -62,16 +62,16 @@ def unwrapped(value: Any) -> list[FunctionType]:
 
 
 def codes_of(code: CodeType) -> dict[str, list[CodeType]]:
-    """The code of all functions in a module's code, by qualified name, in the order of the source."""
+    """Return the code of all functions in a module's code, by qualified name, in source order."""
     found: dict[str, list[CodeType]] = {}
     for each in _tree(code):
-        if each.co_flags & inspect.CO_OPTIMIZED:  # classes and modules are no functions
+        if each.co_flags & inspect.CO_OPTIMIZED:  # classes and modules are not functions
             found.setdefault(each.co_qualname, []).append(each)
     return found
 
 
 def class_bodies_of(code: CodeType) -> dict[str, list[CodeType]]:
-    """The code of all class statements outside functions, by qualified name."""
+    """Return the code of all class statements outside functions, by qualified name."""
     found: dict[str, list[CodeType]] = {}
     for each in _tree(code):
         if not each.co_flags & inspect.CO_OPTIMIZED and each is not code and "<locals>" not in each.co_qualname:
@@ -87,19 +87,19 @@ def _tree(code: CodeType) -> Iterator[CodeType]:
 
 
 class FunctionUpdate:
-    """Gives functions of one module their new code.
+    """Updates the code of the functions of one module.
 
     Args:
-        old: the code of the module as it was loaded; None if that is not known.
+        old: the code of the module as loaded; None if unknown.
         new: the code of the new source.
-        journal: notes what is changed.
+        journal: records the changes.
     """
 
     def __init__(self, old: CodeType | None, new: CodeType, journal: Journal) -> None:
         self._old = None if old is None else codes_of(old)
         self._new = codes_of(new)
         self._journal = journal
-        #: What old functions do not follow.
+        #: The parts of the change that old functions do not follow.
         self.notes: list[str] = []
         #: The functions that have new code.
         self.updated: set[int] = set()
@@ -135,7 +135,7 @@ class FunctionUpdate:
             self.notes.append(f"{name}: there are several of that name, so those that exist keep their code")
 
     def set_code(self, function: FunctionType, code: CodeType) -> bool:
-        """Give a function other code; False if its closure does not fit."""
+        """Replace the code of a function; return False if its closure does not fit."""
         if function.__code__.co_freevars != code.co_freevars:
             self.notes.append(
                 f"{code.co_qualname}: it closes over {_names(code.co_freevars)} now, and over "
@@ -149,7 +149,7 @@ class FunctionUpdate:
         return True
 
     def adopt(self, old: FunctionType, new: FunctionType) -> bool:
-        """Make a function equal to a new one, all but its closure; False if that does not fit."""
+        """Make a function equal to a new one, except for its closure; return False if the closure does not fit."""
         if not self.set_code(old, new.__code__):
             return False
         self.updated.add(id(old))
@@ -164,7 +164,7 @@ class FunctionUpdate:
 
 
 def _equal(code: CodeType, candidates: list[CodeType]) -> CodeType | None:
-    """The one candidate that does the same, on whichever line it stands."""
+    """Return the only candidate with equal behaviour, whatever its line numbers."""
     same = [each for each in candidates if _content(each) == _content(code)]
     return same[0] if len(same) == 1 else None
 

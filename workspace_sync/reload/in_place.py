@@ -1,9 +1,9 @@
 """Reload in place: execute the new source of a module in the module, and update existing objects.
 
-Each module is updated as a whole or not at all. Functions keep their identity and get new code, wherever they are held
-(`functions`); classes keep theirs and get new members (`classes`); names that other modules of the workspace have
-imported from the module follow (`references`). What the source assigns at its top level is executed again, as
-`importlib.reload` does it: a module keeps state by not assigning it anew (``if "CACHE" not in globals(): CACHE = {}``).
+Each module is updated as a whole or not at all. Functions keep their identity and get new code, wherever they are
+referenced (`functions`). Classes keep their identity and get new members (`classes`). Names that other modules of the
+workspace have imported from the module are updated. Top-level assignments of the source are executed again, as by
+`importlib.reload`: a module keeps state by not assigning it again (``if "CACHE" not in globals(): CACHE = {}``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from workspace_sync.reload.journal import Journal
 from workspace_sync.reload.loaded import Folders, Loaded, is_extension, loaded_modules
 from workspace_sync.reload.refresh_report import FAILED, KEPT, RELOADED, STALE, ModuleReport
 
-#: Names that every module has from the import system.
+#: Names that the import system sets in every module.
 _OF_IMPORT = frozenset(
     {
         *("__name__", "__doc__", "__package__", "__loader__", "__spec__", "__path__", "__file__", "__cached__"),
@@ -42,10 +42,10 @@ _CACHED = type(functools.cache(len))
 
 
 def stale_here(changed: Collection[str] | None = None) -> list[ModuleReport]:
-    """The modules of this process that are older than their files, and why they cannot be reloaded, if that is known.
+    """Return the modules of this process that are older than their files, with the reason if they cannot be reloaded.
 
     Args:
-        changed: the paths that have changed, as the client names them; None: any may have.
+        changed: the changed paths at the client; None: any may have changed.
     """
     found: list[ModuleReport] = []
     for name, loaded in sorted(loaded_modules.look().items()):
@@ -59,7 +59,7 @@ def stale_here(changed: Collection[str] | None = None) -> list[ModuleReport]:
 def reload_here(
     changed: Collection[str] | None = None, wanted: Callable[[str], bool] = lambda _name: True
 ) -> list[ModuleReport]:
-    """Reload, in place, the modules of this process that are older than their files; nothing else may run.
+    """Reload in place the modules of this process that are older than their files. Nothing else may run meanwhile.
 
     Args:
         changed: as for ``stale_here``.
@@ -82,7 +82,7 @@ def reload_here(
     ]
     functions = functions_of(vars(sys.modules[name]) for name in order)
     waiting = order
-    while waiting:  # a module of a circle may need what another one of it has not defined yet
+    while waiting:  # in an import cycle, a module may need a name that another one has not defined yet
         failed: list[str] = []
         for name in waiting:
             loaded = known[name]
@@ -97,7 +97,7 @@ def reload_here(
 
 
 def _examined(name: str, loaded: Loaded, folders: Folders, announced: bool) -> tuple[bytes | None, ModuleReport | None]:
-    """The new source of a module that can be reloaded, and a report, unless it is current.
+    """Return the new source of a module that can be reloaded, and a report unless the module is current.
 
     Args:
         announced: whether its file is known to have changed.
@@ -123,7 +123,7 @@ def _examined(name: str, loaded: Loaded, folders: Folders, announced: bool) -> t
     if name == "__main__":
         return None, report(KEPT, "it is the program that runs, which would begin again: restart the ranks")
     if name != getattr(sys.modules[name], "__name__", name):
-        return None, None  # another name of a module that has its own
+        return None, None  # another name of a module that has its own entry
     return data, report(STALE)
 
 
@@ -156,10 +156,10 @@ def imports_here() -> dict[str, set[str]]:
 
 
 def error_of(error: BaseException, client: str) -> str:
-    """An error of a source, with the innermost line of the workspace, as the client names it.
+    """Describe an error of a source, with the innermost line of the workspace, by its path at the client.
 
     Args:
-        client: the file to name if the error names none.
+        client: the path to name if the error names none.
     """
     folders, line, said = loaded_modules.folders, None, str(error)
     if isinstance(error, SyntaxError) and error.filename and folders.at_client(error.filename):
@@ -175,7 +175,7 @@ def error_of(error: BaseException, client: str) -> str:
 
 
 class _ModuleUpdate:
-    """One module, updated as a whole or not at all."""
+    """Update of one module, applied as a whole or not at all."""
 
     def __init__(
         self, module: ModuleType, name: str, loaded: Loaded, source: bytes, imports: Mapping[str, Imports]
@@ -203,7 +203,7 @@ class _ModuleUpdate:
         if self._loaded.source:
             try:
                 old_code = self._compiled(self._loaded.source)
-            except (SyntaxError, ValueError):  # its loader makes something else of it by now
+            except (SyntaxError, ValueError):  # its loader now produces something else
                 old_code = None
         try:
             notes = self._update(code, old_code, functions)
@@ -282,7 +282,7 @@ class _ModuleUpdate:
         bodies: Mapping[str, list[CodeType]],
         pairs: dict[int, tuple[Any, Any]],
     ) -> None:
-        """Replace classes that the source has made again by those that existed."""
+        """Replace classes that the source has created again by the existing ones."""
         for path in bodies:
             old, new = self._classes.find(before, path), self._classes.find(self._namespace, path)
             if old is not None and new is not None and old is not new:
@@ -293,7 +293,7 @@ class _ModuleUpdate:
     def _keep_functions(
         self, before: dict[str, Any], update: FunctionUpdate, pairs: dict[int, tuple[Any, Any]]
     ) -> None:
-        """Replace functions that the source has made again by those that existed."""
+        """Replace functions that the source has created again by the existing ones."""
         for name, new in list(self._namespace.items()):
             old = before.get(name)
             if old is new or type(old) is not FunctionType or type(new) is not FunctionType:
@@ -303,10 +303,10 @@ class _ModuleUpdate:
                 pairs[id(new)] = new, old
         for name, old in before.items():
             if isinstance(old, _CACHED) and self._namespace.get(name) is not old and old.__module__ == self._name:
-                old.cache_clear()  # it has results of the old code
+                old.cache_clear()  # it caches results of the old code
 
     def _drop_names(self, before: dict[str, Any], old_code: CodeType | None, code: CodeType) -> None:
-        """Delete names that the old source defined and the new one does not; what a program has set stays."""
+        """Delete names that the old source defined and the new one does not; names set by a program stay."""
         stored = stored_names(code)
         for name, value in before.items():
             if name in stored or name in _OF_IMPORT or name not in self._namespace:
@@ -356,19 +356,19 @@ _STORES = frozenset({"STORE_NAME", "STORE_GLOBAL"})
 
 
 class Imports:
-    """The import statements of one source.
+    """Import statements of one source.
 
     Attributes:
-        modules: the modules that it imports when it is executed, and those that may be ones (``from a import b``).
-        names: what it imports by ``from``, outside functions and classes: by its own name, (module, name there).
+        modules: the modules that it imports when executed, including possible ones (``b`` in ``from a import b``).
+        names: its ``from`` imports outside functions and classes: (module, name in that module) by local name.
 
     Args:
         source: the text.
-        name: of the module, which relative imports start from.
+        name: of the module, to resolve relative imports.
         is_package: whether it is the ``__init__`` of a package.
 
     Raises:
-        SyntaxError: the text is no Python.
+        SyntaxError: the text is not Python.
     """
 
     def __init__(self, source: bytes | str, name: str, is_package: bool) -> None:
@@ -388,12 +388,12 @@ class Imports:
                         self.names[alias.asname or alias.name] = (origin, alias.name)
 
     def names_from(self, module: str) -> dict[str, str]:
-        """Return the names that are imported from one module: the name there by the own name."""
+        """Return the names imported from one module: the name in that module by local name."""
         return {own: name for own, (origin, name) in self.names.items() if origin == module}
 
 
 def _statements(body: Iterable[ast.stmt], at_top: bool) -> Iterator[tuple[ast.stmt, bool]]:
-    """All statements that run when the source is executed, and whether they bind names of the module."""
+    """Iterate over all statements that run when the source is executed, and whether they bind names of the module."""
     for node in body:
         yield node, at_top
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -422,7 +422,7 @@ def _with_parents(name: str) -> Iterator[str]:
 
 
 def in_order(modules: Iterable[str], imports: Mapping[str, Iterable[str]]) -> list[str]:
-    """Sort modules so that each follows its imports; in a circle, any may be the first."""
+    """Sort modules so that each follows its imports; in a cycle, any module may be the first."""
     wanted = sorted(set(modules))
     order: list[str] = []
     seen: set[str] = set()
@@ -448,25 +448,25 @@ def in_order(modules: Iterable[str], imports: Mapping[str, Iterable[str]]) -> li
 
 
 def stored_names(code: CodeType) -> set[str]:
-    """The names that the code of a module or class sets in its namespace."""
+    """Return the names that the code of a module or class sets in its namespace."""
     return {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in _STORES}
 
 
 # -- references -----------------------------------------------------------------------------------
 
-#: Values that are equal by chance: that a name has one of them does not tell where it was imported from.
+#: Values that are equal by coincidence: they do not show where a name was imported from.
 _COMMON = (int, float, complex, str, bytes, bool, type(None), tuple, frozenset, ModuleType)
 
 
 def redirect(pairs: Mapping[int, tuple[Any, Any]], journal: Journal, skip: Iterable[Any]) -> list[str]:
-    """Replace references to new objects by references to old ones in containers that can change.
+    """Replace references to new objects by references to old ones in mutable containers.
 
     Args:
-        pairs: by the id of the new object: it, and the old one.
-        skip: containers of the caller.
+        pairs: (new object, old object) by the id of the new object.
+        skip: containers of the caller, which are left unchanged.
 
     Returns:
-        What could not be replaced, in words.
+        Descriptions of references that could not be replaced.
     """
     # Four references are those of the module, the pair, this loop and the call. Few have more, and the heap is large.
     shared = [new for new, _old in pairs.values() if sys.getrefcount(new) > 4]
@@ -506,7 +506,7 @@ def _in_dict(holder: dict[Any, Any], pairs: Mapping[int, tuple[Any, Any]], journ
     for key, value in list(holder.items()):
         if id(value) in pairs:
             if owner is not None and vars(owner).get(key) is value:
-                journal.set_in_class(owner, key, pairs[id(value)][1])  # past its dict, whose lookups are cached
+                journal.set_in_class(owner, key, pairs[id(value)][1])  # bypassing its dict, whose lookups are cached
             else:
                 journal.set_item(holder, key, pairs[id(value)][1])
         if id(key) in pairs:
@@ -521,16 +521,16 @@ def follow_names(
     importers: Mapping[str, tuple[dict[str, Any], Mapping[str, str]]],
     journal: Journal,
 ) -> list[str]:
-    """Give modules that have imported names from a module the new values of these names.
+    """Update names that other modules have imported from a module to their new values.
 
     Args:
-        module: the name of the module that has changed.
-        before, after: its namespace.
-        importers: by name: the namespace of another module, and what its source imports from this one: the name there
-            by its own name for it.
+        module: the name of the changed module.
+        before, after: its namespace before and after the change.
+        importers: by module name: the namespace of another module, and its imports from this one (the name in this
+            module by local name).
 
     Returns:
-        The names that have followed, as ``importer.name``.
+        The updated names, as ``importer.name``.
     """
     changed = {name: (old, after[name]) for name, old in before.items() if name in after and after[name] is not old}
     objects = {id(old): new for old, new in changed.values() if not isinstance(old, _COMMON)}

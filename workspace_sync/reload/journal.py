@@ -11,7 +11,7 @@ _OF_FUNCTION = ("__code__", "__defaults__", "__kwdefaults__", "__doc__", "__anno
 
 
 class Journal:
-    """The steps back, newest last."""
+    """The undo steps, newest last."""
 
     def __init__(self) -> None:
         self._steps: list[Callable[[], object]] = []
@@ -26,7 +26,7 @@ class Journal:
         self._steps.append(step)
 
     def note_dict(self, mapping: dict[Any, Any]) -> None:
-        """Note a dict as it is now."""
+        """Record the current content of a dict."""
         before = dict(mapping)
 
         def undo() -> None:
@@ -37,7 +37,7 @@ class Journal:
         self.note(undo)
 
     def note_function(self, function: FunctionType) -> None:
-        """Note a function as it is now."""
+        """Record the current state of a function."""
         before = {name: getattr(function, name) for name in _OF_FUNCTION}
         attributes = dict(function.__dict__)
 
@@ -50,19 +50,19 @@ class Journal:
         self.note(undo)
 
     def set_in_class(self, cls: type, name: str, value: Any) -> None:
-        """Set an attribute of a class, past its metaclass."""
+        """Set an attribute of a class, bypassing its metaclass."""
         before = vars(cls).get(name, _MISSING)
         self.note(lambda: _put(cls, name, before))
         type.__setattr__(cls, name, value)
 
     def delete_in_class(self, cls: type, name: str) -> None:
-        """Delete an attribute of a class, past its metaclass."""
+        """Delete an attribute of a class, bypassing its metaclass."""
         before = vars(cls)[name]
         self.note(lambda: _put(cls, name, before))
         type.__delattr__(cls, name)
 
     def set_bases(self, cls: type, bases: tuple[type, ...]) -> None:
-        """Set the bases of a class. Raises TypeError if Python cannot."""
+        """Set the bases of a class; raise TypeError if Python does not allow it."""
         before = cls.__bases__
         cls.__bases__ = bases
         self.note(lambda: setattr(cls, "__bases__", before))

@@ -1,4 +1,4 @@
-"""Sync, and reload running ranks: they are asked before the switch and notified after it."""
+"""Sync, and reload running ranks: they are queried before the switch and notified after it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from workspace_sync.reload.refresh_report import EVERY, FAILED, KEPT, RELOADED, 
 from workspace_sync.session import Folders, Show, SyncClient, workspace_of
 
 Pairs = list[tuple[str, str]]
-#: The meshes of which a receipt has said that they run outside of the tree: it says so once, and at each rollback.
+#: Meshes whose receipts have mentioned that they run outside the tree. This is mentioned once, and at each rollback.
 _told: WeakSet[ProcMesh] = WeakSet()
 
-#: How long the switch waits for ranks that have not said what they have imported (seconds). One that says so later
-#: compares what it has imported with the files of the new tree.
+#: The longest time that the switch waits for ranks to report their imports (seconds). A rank that reports later
+#: compares its imports with the files of the new tree.
 _CONTACT = 2.0
-#: How long ranks may take to enter a new tree (seconds).
+#: The time limit for ranks to enter a new tree (seconds).
 _ENTER = 10.0
 
 
@@ -43,13 +43,13 @@ class LiveReport(msgspec.Struct):
     refreshed: list[Refreshed] = []
 
     def modules(self, *states: str) -> list[str]:
-        """The names of modules in these states, on whichever rank."""
+        """Return the names of modules that have one of these states on any rank."""
         names = {name for each in self.refreshed for name, _, _ in each.modules(*states)}
         return sorted(names)
 
     @property
     def problems(self) -> list[str]:
-        """Changes that ranks do not follow, a line for each reason."""
+        """The changes that ranks do not follow, a line for each reason."""
         lines: list[str] = []
         for each in self.refreshed:
             lines += [reason for _, _, reason in each.modules(FAILED, KEPT)]
@@ -58,7 +58,7 @@ class LiveReport(msgspec.Struct):
 
     @property
     def line(self) -> str:
-        """All of it, in a line."""
+        """Render the whole report in one line."""
         hosts = [host for host in self.sync.hosts if host.switched]
         changed = max((host.files + len(host.deleted) for host in hosts), default=0)
         parts: list[str] = []
@@ -80,26 +80,26 @@ def sync(
     rollback: bool | int = False,
     progress: Show | None = None,
 ) -> SyncReport:
-    """Give every host of a mesh the content that the workspace has now.
+    """Give every host of a mesh the current content of the workspace.
 
-    Each host ends with the new tree or keeps the old one; hosts switch after all have staged. Ranks that are spawned on
-    it afterwards start in the tree. Those that run already enter it, and keep the modules that they have: ``stale`` of
-    the receipt names them. It blocks: in a coroutine, ``await asyncio.to_thread(sync, ...)``.
+    Each host either gets the new tree or keeps the old one; hosts switch after all have staged. Ranks spawned
+    afterwards start in the tree. Running ranks enter it, and keep their loaded modules; ``stale`` of the receipt names
+    these. The function blocks: in a coroutine, use ``await asyncio.to_thread(sync, ...)``.
 
     Args:
         hosts: a mesh of hosts, procs or actors, or a slice of one.
-        workspace: what to sync: a ``Workspace``, or one or several folders.
-        env: the environment that goes with it, instead of the workspace's own.
-        dry_run: only report what would be sent and deleted.
-        verify: hash all files on the hosts first; damaged ones are sent again.
-        rollback: go back to the tree before (or so many trees), instead of syncing.
-        progress: is called a few times a second, on the calling thread.
+        workspace: the content to sync: a ``Workspace``, or one or several folders.
+        env: the environment to sync instead of the workspace's own.
+        dry_run: only report the content that would be sent and deleted.
+        verify: first hash all files on the hosts; damaged ones are sent again.
+        rollback: go back one tree, or this many trees, instead of syncing.
+        progress: called a few times a second, on the calling thread.
 
     Raises:
-        SyncError: hosts stay on their old tree; the message names them, and ``report`` has all. Its subclasses:
+        SyncError: hosts keep their old tree; the message names them, and ``report`` has the details. Its subclasses:
             ``WorkspaceBusyError``, ``StoreError``, ``TamperedError``, ``IncompatibleError``.
-        ScanError: the folders cannot be read, or change without pause; nothing was changed anywhere.
-        TypeError: ``hosts`` is no mesh.
+        ScanError: the folders cannot be read, or keep changing; nothing was changed anywhere.
+        TypeError: ``hosts`` is not a mesh.
     """
     found = workspace_of(workspace, env)
     if dry_run and not rollback:
@@ -110,15 +110,15 @@ def sync(
 def rollback(
     hosts: Any, workspace: Folders = ".", *, steps: int = 1, tree: str = "", progress: Show | None = None
 ) -> SyncReport:
-    """Go back to an earlier tree, which the hosts still have; the client's folders are not read.
+    """Go back to an earlier tree, which the hosts still have. The client's folders are not read.
 
     Args:
         hosts, workspace, progress: as for ``sync``.
-        steps: how many trees to go back. Those that ranks could not import do not count.
-        tree: the beginning of the digest of one (as ``status`` has them), instead.
+        steps: the number of trees to go back. Trees that ranks could not import do not count.
+        tree: alternatively, the beginning of a tree's digest (as in the output of ``status``).
 
     Raises:
-        SyncError: hosts have no such tree any more; they stay on the current one.
+        SyncError: hosts no longer have such a tree; they keep the current one.
     """
     return sync_live(hosts, workspace_of(workspace), how=None, rollback=steps, tree=tree, progress=progress).sync
 
@@ -136,18 +136,19 @@ def sync_live(
     tree: str = "",
     progress: Show | None = None,
 ) -> LiveReport:
-    """Sync a workspace, have ranks start in it from now on, and have those that run already follow.
+    """Sync a workspace, start new ranks in it, and make running ranks follow.
 
-    A tree of which ranks cannot import a module is noted as such on the hosts: no rollback goes to it by itself.
+    If ranks cannot import a module of a tree, this is recorded on the hosts: rollbacks skip the tree unless it is
+    named.
 
     Args:
         hosts, workspace, verify, rollback, progress: as for ``workspace_sync.sync``.
         tree: as for ``rollback``.
-        how: as for ``refresh``, where there are stale modules; None: these are only named, in the receipt.
+        how: as for ``refresh``, if there are stale modules; None: only name them in the receipt.
         selection, when, wait: as for ``refresh``.
 
     Raises:
-        SyncError, ScanError: as ``sync`` does. Ranks of hosts that have switched follow before.
+        SyncError, ScanError: as for ``sync``. Ranks of hosts that have switched follow before the error is raised.
     """
     asked = ask_all("watch", ((procs, _folders(procs, workspace)) for procs in meshes_on(hosts)))
     client = SyncClient(hosts, workspace, progress, before_switch=lambda: asked(_CONTACT))
@@ -169,7 +170,7 @@ def sync_live(
 
 
 def _announce(hosts: Any, report: SyncReport) -> None:
-    """Notify views of the trees that hosts have now."""
+    """Notify views of the current trees of hosts."""
     switched = {host.host: (host.digest, host.environment) for host in report.hosts if host.switched}
     trees.update((host.key, switched[host.name]) for host in each_host(hosts) if host.name in switched)
     on_synced.notify()
@@ -208,7 +209,7 @@ def _follow(
             continue
         if how != "reload":
             if not (done.modules() or (how == "restart" and outside)):
-                continue  # actors and ranks that have nothing to follow go on
+                continue  # actors and ranks that have nothing to follow continue unchanged
             done = refresh(procs, how, folders=pairs, selection=selection, when=when, wait=wait)
         if how == "restart" or any(rank.modules or rank.error for rank in done.ranks):
             live.refreshed.append(done)
@@ -220,7 +221,7 @@ def _follow(
 
 
 def _outside(met: Refreshed, report: SyncReport) -> list[str]:
-    """The ranks that a first sync or a rollback does not concern, as they started before there was a tree."""
+    """Describe the ranks that a first sync or a rollback does not affect, as they started before there was a tree."""
     ranks: dict[str, list[int]] = {}
     for rank in met.ranks:
         if rank.outside:
@@ -233,7 +234,7 @@ def _outside(met: Refreshed, report: SyncReport) -> list[str]:
 
 
 def meshes_on(hosts: Any) -> list[ProcMesh]:
-    """The proc meshes of this process that have ranks on some of these hosts."""
+    """Return the proc meshes of this process that have ranks on some of these hosts."""
     keys = {host.key for host in each_host(hosts)}
     found: list[ProcMesh] = []
     for procs in list_proc_meshes():
@@ -243,7 +244,7 @@ def meshes_on(hosts: Any) -> list[ProcMesh]:
 
 
 def _folders(procs: ProcMesh, workspace: Workspace) -> Pairs:
-    """The folders of the workspace as hosts have them, and in place, for ranks that began in them before any sync."""
+    """Return the workspace's folders on hosts, and in place, for ranks that started in them before any sync."""
     roots = workspace.roots()
     placed = [(here, there) for here, there in folders_of(procs) if here in roots]
     return placed or [(here, here) for here in roots]

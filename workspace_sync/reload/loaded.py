@@ -1,9 +1,9 @@
-"""Record which modules of a workspace this process has imported, and from which source.
+"""Record the modules of a workspace that this process has imported, and their sources.
 
-From the first look on, an import hook reads modules of the workspace from their source and notes its digest, so what
-is loaded is known exactly: neither times nor compiled files count. What was imported before the first look is compared
-with its file: the code of its functions and its constants have to be those of the source. If the file has changed since
-this process began, that is likely but not certain, and a change of it that is announced counts.
+After the first ``watch``, an import hook loads modules of the workspace from their source and records its digest. The
+loaded source is then known exactly, independent of times and compiled files. A module that was imported earlier is
+compared with its file: the code of its functions and its constants must match the source. If the file has changed since
+this process began, a match is likely but not certain, and an announced change of the file counts as a change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from workspace_sync.model.manifest import digest_of
 from workspace_sync.reload.functions import codes_of, functions_of
 
 _CURRENT = "/current/tree"
-# What stands in the place of `current/tree` where symbolic links were resolved, in this tree and in earlier ones.
+# Pattern of the path that replaces `current/tree` when links are resolved, in this tree and in earlier ones.
 _RESOLVED = r"/(?:generations/[^/]+/tree|slots/[^/]+)"
 
 
@@ -34,12 +34,12 @@ class Folders:
     """The folders of a workspace.
 
     Args:
-        pairs: each folder of the client with the folder that a host has for it. One that is given alone (equal names)
-            is used in place, as by ranks on the client's own host before any sync.
+        pairs: each folder of the client with its folder on the host. A folder with two equal names is used in place,
+            for example by ranks on the client's host before any sync.
     """
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
-        # The host's own folders first: a path in one of them is not looked for among those of the client.
+        # The host's own folders first: a path in one of them is not searched for among those of the client.
         self.pairs = sorted({(_plain(here), _plain(there)) for here, there in pairs}, key=lambda p: (p[0] == p[1], p))
         self._earlier: list[tuple[re.Pattern[str], str, str]] = []
         for here, there in self.pairs:
@@ -51,7 +51,7 @@ class Folders:
                 self._earlier.append((pattern, here, there))
 
     def at_client(self, path: str) -> str | None:
-        """The client's name of a file; None if it is not in the workspace."""
+        """Return the client's path of a file; None if it is not in the workspace."""
         for here, there in self.pairs:
             rest = _below(path, there)
             if rest is not None:
@@ -66,7 +66,7 @@ class Folders:
         return None
 
     def outside(self, paths: Iterable[str]) -> str:
-        """The first folder of the client that has one of these paths, although the host has its own; else ""."""
+        """Return the first folder of the client with one of these paths although the host has its own; else ""."""
         for path in paths:
             if any(_below(path, there) is not None for _here, there in self.pairs):
                 continue
@@ -76,7 +76,7 @@ class Folders:
         return ""
 
     def now(self, path: str) -> str:
-        """The name that a file has in the tree that its host has now; the same if it is not in a former one."""
+        """Return the path of a file in the host's current tree; unchanged if the file is not in a former tree."""
         for pattern, _here, there in self._earlier:
             found = pattern.match(path)
             if found is not None:
@@ -94,7 +94,7 @@ def _below(path: str, folder: str) -> str | None:
     return path[len(folder) :] if path.startswith(folder + "/") else None
 
 
-# A reload of what does the reload is not sound.
+# Reloading the modules that do the reload is not sound.
 _OURS = frozenset({"monarch_kernel", "workspace_sync"})
 _PREFIXES = frozenset({sys.prefix, sys.base_prefix, sys.exec_prefix})
 
@@ -104,11 +104,11 @@ class Loaded:
     """Source of a loaded module.
 
     Attributes:
-        path: the file, as the module names it.
-        client: the same, as the client names it.
-        digest: of the source that was loaded; empty if that is not known.
-        source: the text of it; empty if that is not known, or the module is no source.
-        certain: whether the digest is known, and not only likely.
+        path: the path of the file in the module.
+        client: the path of the file at the client.
+        digest: of the loaded source; empty if unknown.
+        source: the text of the source; empty if unknown, or if the module has no source.
+        certain: whether the digest is certain, and not only likely.
     """
 
     path: str
@@ -119,7 +119,7 @@ class Loaded:
 
 
 class _Recording(SourceFileLoader):
-    """Loads a module from its source, never from a compiled file, and notes what it has read."""
+    """Loader that loads a module from its source, never from a compiled file, and records the source."""
 
     def get_code(self, fullname: str) -> CodeType:
         """See ``importlib.abc.InspectLoader``."""
@@ -133,7 +133,7 @@ class _Recording(SourceFileLoader):
 
 
 class _Finder:
-    """Stands just before the finder of files, and finds what that one would find."""
+    """Finder just before the standard file finder, with the same results."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         """See ``importlib.abc.MetaPathFinder``."""
@@ -146,11 +146,11 @@ class _Finder:
 
     @staticmethod
     def invalidate_caches() -> None:
-        """The finder behind it does this itself."""
+        """Do nothing: the next finder handles this."""
 
 
 class LoadedModules:
-    """The record of this process."""
+    """The imports of this process. See ``loaded_modules``."""
 
     def __init__(self) -> None:
         self.folders = Folders(())
@@ -159,7 +159,7 @@ class LoadedModules:
         self._lock = threading.RLock()
 
     def watch(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Note imports from these folders (client, host), besides those that were named before."""
+        """Record imports from these folders (client, host), in addition to earlier ones."""
         with self._lock:
             both = {*self.folders.pairs, *pairs}
             if len(both) != len(self.folders.pairs):
@@ -179,16 +179,16 @@ class LoadedModules:
             self._known.clear()
 
     def note(self, name: str, loaded: Loaded) -> None:
-        """Note the source that a module is loaded from."""
+        """Record the source that a module is loaded from."""
         self._known[name] = loaded
 
     def forget(self, names: Iterable[str]) -> None:
-        """Drop the records of modules that are dropped."""
+        """Drop the records of modules that are removed."""
         for name in names:
             self._known.pop(name, None)
 
     def look(self) -> dict[str, Loaded]:
-        """All modules of the workspace that are imported now, by name."""
+        """Return all modules of the workspace that are imported now, by name."""
         with self._lock:
             found: dict[str, Loaded] = {}
             unknown: dict[str, tuple[ModuleType, str, str]] = {}
@@ -216,10 +216,10 @@ loaded_modules = LoadedModules()
 
 
 def source_path(module: ModuleType) -> str | None:
-    """The absolute path of the file that a module was loaded from; None if there is none, as of a namespace package."""
+    """Return the absolute path of the file that a module was loaded from; None for a namespace package."""
     spec = getattr(module, "__spec__", None)
     path = getattr(module, "__file__", None) or getattr(spec, "origin", None)
-    if not isinstance(path, str) or not os.path.isabs(path):  # built in, frozen, or made by a program
+    if not isinstance(path, str) or not os.path.isabs(path):  # built in, frozen, or created by a program
         return None
     if path.endswith((".pyc", ".pyo")):  # without its source
         return None
@@ -227,7 +227,7 @@ def source_path(module: ModuleType) -> str | None:
 
 
 def is_left_out(name: str, path: str) -> bool:
-    """Return whether a module is not the user's, although its file may be in a workspace: installed, or our own."""
+    """Return whether a module is installed or of this package, even if its file is in a workspace."""
     if name.partition(".")[0] in _OURS or "/site-packages/" in path or "/dist-packages/" in path:
         return True
     return any(path.startswith(os.path.join(prefix, "lib") + os.sep) for prefix in _PREFIXES)
@@ -239,7 +239,7 @@ def is_extension(path: str) -> bool:
 
 
 def _compared(module: ModuleType, path: str, client: str, codes: set[CodeType], began: float) -> Loaded:
-    """The record of a module that was imported unseen."""
+    """Compare a module that was imported earlier with its file, and return its record."""
     unknown = Loaded(path, client)
     try:
         changed = os.stat(path).st_ctime
@@ -247,7 +247,7 @@ def _compared(module: ModuleType, path: str, client: str, codes: set[CodeType], 
             data = file.read()
     except OSError:
         return unknown
-    certain = changed < began - 0.1  # clocks of file systems tick in steps
+    certain = changed < began - 0.1  # file system clocks tick in steps
     if is_extension(path):
         return Loaded(path, client, digest_of(data), certain=certain)
     try:
@@ -265,7 +265,7 @@ def _is_from(module: ModuleType, code: CodeType, data: bytes, live: set[CodeType
 
 
 def _constants(data: bytes) -> list[tuple[str, Any]]:
-    """The names of a source that are set once, to a constant."""
+    """Return the names of a source that are set once, to a constant."""
     values: dict[str, list[Any]] = {}
     for node in ast.parse(data).body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
@@ -275,7 +275,7 @@ def _constants(data: bytes) -> list[tuple[str, Any]]:
 
 
 def _process_began() -> float:
-    """When this process began, since the epoch (seconds)."""
+    """Return the start time of this process (seconds since the epoch)."""
     with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
         ticks = int(file.read().rpartition(")")[2].split()[19])
     since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -283,10 +283,10 @@ def _process_began() -> float:
 
 
 def enter_new_tree(folders: Folders) -> str:
-    """Enter the host's current tree: working directory, caches of imports and of source lines.
+    """Enter the host's current tree: reset the working directory, and the caches of imports and source lines.
 
     Returns:
-        Why its working directory could not be entered again; "" if it was, or is not in the workspace.
+        Why the working directory could not be re-entered; "" on success, or if it is not in the workspace.
     """
     importlib.invalidate_caches()
     for path in [path for path in sys.path_importer_cache if folders.at_client(path) is not None]:

@@ -6,24 +6,24 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-#: A module has the new source.
+#: State: the module has the new source.
 RELOADED = "reloaded"
-#: A module has the old source: it cannot be changed in place, or its new source is faulty.
+#: State: the module has the old source, because it cannot be changed in place or its new source is faulty.
 KEPT, FAILED = "kept", "failed"
-#: A module has an older source than its file.
+#: State: the module has an older source than its file.
 STALE = "stale"
 
 
 class ModuleReport(msgspec.Struct, array_like=True):
-    """One module on one rank.
+    """Result for one module on one rank.
 
     Attributes:
         name: of the module.
         file: its path at the client, or on the rank's host if the client has none.
         state: "reloaded", "stale", "kept" (it cannot be changed in place) or "failed" (its new source does
             not compile, or raises).
-        reason: why it is kept, or what failed, with file and line.
-        notes: what of the change existing objects do not follow.
+        reason: why it is kept, or the failure, with file and line.
+        notes: parts of the change that existing objects do not follow.
     """
 
     name: str
@@ -34,13 +34,13 @@ class ModuleReport(msgspec.Struct, array_like=True):
 
 
 class RankReport(msgspec.Struct, array_like=True):
-    """One rank.
+    """Result for one rank.
 
     Attributes:
-        rank: as numbered in the mesh that was refreshed.
-        modules: those of the workspace whose files have changed.
-        error: why nothing was done on this rank (its actors were busy, it did not answer, it is dead); "" if all was.
-        outside: the client's folder that it works in or imports from, although its host has a tree; mostly "".
+        rank: its number in the refreshed mesh.
+        modules: modules of the workspace whose files have changed.
+        error: why nothing was done on this rank (its actors were busy, it did not answer, it is dead); "" on success.
+        outside: the client's folder that it works in or imports from, although its host has a tree; usually "".
     """
 
     rank: int
@@ -55,10 +55,10 @@ class Refreshed(msgspec.Struct):
     Attributes:
         mesh: the name of the mesh.
         how: "reload", "respawn" or "restart".
-        ranks: one entry a rank.
+        ranks: one entry for each rank.
         respawned: the actor meshes whose actors were created again.
-        restored: those of them that were restored from a checkpoint.
-        seconds: of everything.
+        restored: those of ``respawned`` that were restored from a checkpoint.
+        seconds: the total time.
     """
 
     mesh: str
@@ -69,7 +69,7 @@ class Refreshed(msgspec.Struct):
     seconds: float = 0.0
 
     def modules(self, *states: str) -> dict[tuple[str, str, str], list[int]]:
-        """The ranks by (module, state, reason), for modules in these states (none given: in any)."""
+        """Group ranks by (module, state, reason), for modules in these states; without arguments, in any state."""
         found: dict[tuple[str, str, str], list[int]] = {}
         for rank in self.ranks:
             for module in rank.modules:
@@ -79,7 +79,7 @@ class Refreshed(msgspec.Struct):
 
     @property
     def errors(self) -> dict[str, list[int]]:
-        """The ranks by why nothing was done on them."""
+        """Group ranks by the reason why nothing was done on them."""
         found: dict[str, list[int]] = {}
         for rank in self.ranks:
             if rank.error:
@@ -129,7 +129,7 @@ def selection_of(mode: str | int, included: Iterable[str] = (), excluded: Collec
         excluded: the modules that ``%aimport -NAME`` named.
 
     Raises:
-        ValueError: there is no such mode.
+        ValueError: the mode is invalid.
     """
     modes = {"0": "off", "off": "off", "1": "explicit", "explicit": "explicit"}
     modes |= dict.fromkeys(("", "now", "2", "all", "3", "complete"), "all")

@@ -1,4 +1,4 @@
-"""Scan workspaces at the client: which files there are, their content, and which are left out."""
+"""Scan workspaces at the client: find the files and their content, and leave out ignored entries."""
 
 from workspace_sync.scanning.announcement import Announcement
 from workspace_sync.scanning.hashing import ContentTaker

@@ -1,4 +1,4 @@
-"""Describe a large first sync before it starts: sent and left-out content."""
+"""Describe a large first sync before it starts: the content to send, and the content left out."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from monarch_kernel.display.quantities import memory, text_size
 from workspace_sync.model.manifest import Manifest, entry_path, printable
 from workspace_sync.scanning.index import Record
 
-#: A first sync of more is announced.
+#: Larger first syncs are announced (files, bytes).
 FILES = 10_000
 BYTES = 1 << 30
-#: How many folders and lines are named.
+#: The number of folders and of ignore lines that are listed.
 _NAMED = 5
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Entries that one line of a file of rules leaves out.
+    """Entries left out by one line of an ignore file.
 
     Attributes:
         source: ``file:line: text``, or ``default: text``.
-        files: files, outside of folders that are left out.
-        folders: folders, which are not entered.
-        bytes: of the files, as they were when they were first seen.
+        files: the number of files, outside ignored folders.
+        folders: the number of folders, which are not entered.
+        bytes: the size of the files when they were first seen.
         example: one of them, a path in the tree.
     """
 
@@ -37,7 +37,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class FolderSize:
-    """A folder with all that is below it.
+    """A folder with everything below it.
 
     Attributes:
         path: in the tree.
@@ -56,10 +56,10 @@ class Announcement:
 
     Attributes:
         sources: the folders of the client.
-        files: files to be sent.
+        files: the number of files to send.
         bytes: their bytes.
-        largest: where most of it is, the largest first.
-        left_out: what is left out by which line, the most first.
+        largest: the folders with most of the content, largest first.
+        left_out: the ignored entries by line, largest first.
     """
 
     sources: list[str]
@@ -88,12 +88,12 @@ class Announcement:
 def announce(
     sizes: Mapping[bytes, Iterable[int]], records: dict[bytes, Record], reasons: list[str], sources: list[str]
 ) -> Announcement | None:
-    """Describe a first sync; None if that sends at most 10,000 files and 1 GB.
+    """Describe a first sync; return None if it sends at most 10,000 files and 1 GB.
 
     Args:
         sizes: of the files (bytes), by the path of their folder in the tree.
-        records: of the folders of the client.
-        reasons: why entries are left out.
+        records: the records of the client's folders.
+        reasons: the reasons why entries are left out.
         sources: the folders of the client.
     """
     own = {path: (len(each), sum(each)) for path, found in sizes.items() if (each := list(found))}
@@ -104,7 +104,7 @@ def announce(
 
 
 def sizes_in(manifest: Manifest) -> Iterator[tuple[bytes, list[int]]]:
-    """The sizes of the files of each folder."""
+    """Iterate over the folders of a manifest with the sizes of their files."""
     for path, folder in manifest.folders.items():
         yield path, [entry.size for entry in folder.files.values()]
 
@@ -130,10 +130,10 @@ def left_out(records: dict[bytes, Record], reasons: list[str]) -> list[LeftOut]:
 
 
 def largest_folders(own: Mapping[bytes, tuple[int, int]]) -> list[FolderSize]:
-    """The folders that hold most bytes; instead of a folder that has most from one subfolder, the subfolder.
+    """Return the folders with the most bytes. A subfolder with most of its parent's bytes replaces the parent.
 
     Args:
-        own: the number of files and their bytes in each folder itself.
+        own: the number and bytes of the files directly in each folder.
     """
     totals: dict[bytes, list[int]] = {}
     for path, (files, size) in own.items():

@@ -1,9 +1,9 @@
 """Cut large files into chunks.
 
-A new file is cut into chunks of one size. When a file has changed, the cuts that it had are found again by the bytes
-that stood behind them, so an insertion or a deletion moves cuts and leaves all other chunks as they were. That sends as
-little as cuts that follow from the content do (FastCDC), at the speed of reading; what it cannot find are pieces that
-this client has not seen before. ``python -m bench.chunking`` compares; see docs/sync.md.
+A new file is cut into chunks of equal size. When a file has changed, its previous cuts are found again by the bytes
+that followed them. An insertion or a deletion thus moves cuts, and leaves all other chunks unchanged. This sends as
+little as content-defined cuts (FastCDC), at the speed of reading, but cannot find pieces that this client has not seen
+before. ``python -m bench.chunking`` compares both; see docs/sync.md.
 """
 
 from __future__ import annotations
@@ -11,53 +11,53 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-#: The size of a chunk (bytes). A file that is not larger is one piece.
+#: The size of a chunk (bytes). A file that is not larger is a single piece.
 CHUNK = 1 << 20
-#: How many bytes behind a cut are remembered.
+#: The number of bytes after a cut that are remembered.
 ANCHOR = 32
-#: How far beyond the end of a chunk the next cut is looked for (bytes).
+#: The distance beyond the end of a chunk within which the next cut is searched (bytes).
 _BEYOND = CHUNK // 4
-#: After so many chunks without a cut that was found again, only one in so many is searched.
+#: After this many chunks without a cut that was found again, only one in this many is searched.
 _PATIENCE = 64
 _SELDOM = 16
-#: How many of the next chunks are looked for where the first one is missed.
+#: The number of following chunks that are searched if the first one is not found.
 _FARTHER = 64
 
 
 class Cuts(NamedTuple):
-    """Chunks of a file.
+    """The chunks of a file.
 
     Attributes:
         sizes: of its chunks (bytes).
-        anchors: the first ``ANCHOR`` bytes of each chunk, one behind the other; the last is padded with zeros.
+        anchors: the first ``ANCHOR`` bytes of each chunk, concatenated; the last is padded with zeros.
     """
 
     sizes: tuple[int, ...]
     anchors: bytes
 
     def anchor(self, number: int) -> bytes:
-        """The bytes at the start of a chunk."""
+        """Return the remembered bytes at the start of a chunk."""
         return self.anchors[number * ANCHOR : (number + 1) * ANCHOR]
 
 
 def even(size: int) -> tuple[int, ...]:
-    """The sizes of the chunks of a file that was not seen before."""
+    """Compute the sizes of the chunks of a file that was not seen before."""
     last = size % CHUNK
     return (CHUNK,) * (size // CHUNK) + ((last,) if last else ())
 
 
 def again(known: Cuts, size: int, read: Callable[[int, int], bytes]) -> tuple[int, ...]:
-    """The sizes of the chunks of a file that was cut before.
+    """Compute the sizes of the chunks of a file that was cut before.
 
     Args:
-        known: how it was cut.
+        known: the previous cuts.
         size: its size now (bytes).
-        read: gives the bytes at (offset, size); fewer at the end of the file.
+        read: returns the bytes at (offset, size); fewer at the end of the file.
     """
     if size == sum(known.sizes):
-        return known.sizes  # what was changed in place, as most files of one size are, has its cuts where they were
+        return known.sizes  # most files of unchanged size were changed in place, and keep their cuts
     starts: list[int] = []
-    position = number = 0  # where it is believed that this chunk starts now
+    position = number = 0  # the presumed start of this chunk
     found = 0
     misses = 0
     last = len(known.sizes) - 1
@@ -71,28 +71,28 @@ def again(known: Cuts, size: int, read: Callable[[int, int], bytes]) -> tuple[in
             hit = _search(known, starts, position, number, misses, read) if searched else None
             if hit is not None:
                 if hit[1] > position:
-                    starts.append(position)  # what was inserted
+                    starts.append(position)  # inserted data
                 number, position = hit
                 continue
         starts.append(position)
-        # What follows the start of the last one is cut anew, so that a file that grows keeps no short chunks.
+        # Everything after the start of the last chunk is cut anew, so that a growing file has no short chunks in it.
         position = position + known.sizes[number] if number < last else size
         number += 1
     if position < size:
         starts.append(position)
     sizes = _sizes(starts, size)
-    # Many small pieces are not worth keeping, and neither are cuts of another content.
+    # Many small pieces are not worth keeping, and neither are cuts of different content.
     return sizes if found and len(sizes) <= 2 * (size // CHUNK) + 16 else even(size)
 
 
 def _search(
     known: Cuts, starts: list[int], position: int, number: int, misses: int, read: Callable[[int, int], bytes]
 ) -> tuple[int, int] | None:
-    """The first chunk that starts near a position, as (number, position)."""
+    """Find the first known chunk that starts near a position; return (number, position)."""
     low = starts[-1] + 1 if starts else 0  # after a deletion it starts earlier
     window = read(low, position - low + CHUNK + _BEYOND)
-    # What was replaced is mostly as long as it was; what was inserted leaves the next chunk, and what was deleted one
-    # that is farther on.
+    # A replacement usually keeps the length; after an insertion the next chunk follows, and after a deletion a later
+    # one.
     numbers = range(number, number + _FARTHER) if misses <= 2 else (number - misses + 1, number, number + 1)
     best: tuple[int, int] | None = None
     for each in numbers:
@@ -100,7 +100,7 @@ def _search(
             break
         anchor = known.anchor(each)
         if len(anchor) < ANCHOR or len(set(anchor)) < ANCHOR // 4:
-            continue  # such bytes are everywhere
+            continue  # such bytes occur everywhere
         at = window.find(anchor) if best is None else window.find(anchor, 0, best[1])
         if at >= 0:
             best = each, at
@@ -108,7 +108,7 @@ def _search(
 
 
 def _sizes(starts: list[int], size: int) -> tuple[int, ...]:
-    """The sizes of the pieces between some positions, none larger than a chunk."""
+    """Return the sizes of the pieces between some positions, none larger than a chunk."""
     sizes: list[int] = []
     for start, end in zip(starts, [*starts[1:], size], strict=True):
         sizes += even(min(end, size) - start)

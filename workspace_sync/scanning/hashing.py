@@ -1,6 +1,6 @@
 """Hash files: read each once, in pieces, on several threads, and offer the content while it is in memory.
 
-Files are read and not mapped: one that is truncated while it is mapped would end the process (SIGBUS).
+Files are read and not mapped: truncating a mapped file would end the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from workspace_sync.model.manifest import DIGEST_SIZE, MODE_BITS, EarlyFile, dig
 from workspace_sync.scanning.announcement import Announcement
 from workspace_sync.scanning.chunking import ANCHOR, CHUNK, Cuts, again, even
 
-#: The most content in one memory (bytes), and the most bytes of paths and digests that describe it.
+#: The maximum of content in one buffer (bytes), and of the paths and digests that describe it (bytes).
 CONTENT = 7 << 19
 ABOUT = 1 << 19
-#: What a row takes beside its path and its digests, at most (bytes).
+#: The maximum overhead of a row in addition to its path and digests (bytes).
 ROW = 64
 
 
 @dataclass(frozen=True)
 class ScanPlan:
-    """Content that a scan is about to read.
+    """Content that a scan will read.
 
     Attributes:
         roots: the folders of the client by their places in the tree.
-        files: how many.
-        bytes: their sizes, as listed.
-        announcement: what a person should know before it is sent; None: it is not much.
+        files: the number of files.
+        bytes: their total size, as listed.
+        announcement: a description for the user before the content is sent; None: there is little content.
     """
 
     roots: dict[bytes, bytes]
@@ -45,33 +45,33 @@ class ScanPlan:
 
 
 class ContentTaker(Protocol):
-    """Takes content during a scan. Called by the threads of the scan."""
+    """Receiver of content during a scan. The threads of the scan call it."""
 
     def planned(self, plan: ScanPlan) -> None:
-        """Begin: the scan has planned its reads."""
+        """Called first: the scan has planned its reads."""
         ...
 
     def take(self) -> memoryview | None:
-        """Memory for ``CONTENT`` and its description, perhaps after a wait; None: nothing is wanted any more."""
+        """Return memory for ``CONTENT`` and its description, perhaps after a wait; None: no more content is wanted."""
         ...
 
     def give(self, memory: memoryview, used: int, files: list[EarlyFile]) -> None:
-        """Memory of ``take`` is filled.
+        """Receive memory of ``take`` that is filled.
 
         Args:
-            used: so many bytes of it are content.
-            files: what that is, in its order; without any, the memory goes back.
+            used: the number of content bytes in it.
+            files: the description of the content, in order; empty: the memory is returned unused.
         """
         ...
 
 
-#: Threads that read and hash; more of them only wait for the disk.
+#: The number of threads that read and hash; more would only wait for the disk.
 THREADS = min(8, os.cpu_count() or 1)
-#: Small files that one task reads, so that handing them out costs little.
+#: The number of small files that one task reads, which limits the overhead of scheduling.
 _BATCH = 64
-#: How often a file that changes while it is read is read again.
+#: The number of times that a file is read again because it changes while it is read.
 _TRIES = 4
-#: How much of a large file is read at once (bytes); at least a chunk.
+#: The block size for reading a large file (bytes); at least a chunk.
 _BLOCK = 8 * CHUNK
 
 
@@ -81,15 +81,15 @@ class Hashed:
 
     Attributes:
         size: bytes.
-        mtime: when it was changed (ns since the epoch).
-        ctime: when it, or what ``lstat`` says of it, was changed (ns since the epoch).
+        mtime: its modification time (ns since the epoch).
+        ctime: the time when its content or inode was changed (ns since the epoch).
         node: its mode, inode and device.
         digest: of its content.
         chunks: the digests of its chunks, if there are several.
-        cuts: how it was cut, if it has several chunks.
+        cuts: its cuts, if it has several chunks.
     """
 
-    # No stat_result: it takes three times the memory, and there is one for each file of a first scan.
+    # No stat_result: it takes three times the memory, and a first scan keeps one for each file.
     size: int
     mtime: int
     ctime: int
@@ -99,18 +99,18 @@ class Hashed:
     cuts: Cuts | None = None
 
 
-#: What becomes of a file that is hashed; "unsteady": it changes whenever it is read; None: it is gone.
+#: Result for a file; "unsteady": it changes whenever it is read; None: it no longer exists.
 Outcome = Hashed | OSError | Literal["unsteady"] | None
 
 
 @dataclass(frozen=True, slots=True)
 class FileToRead:
-    """A file that is to be hashed.
+    """A file to hash.
 
     Attributes:
-        path: where it is.
-        size: about how large it is (bytes).
-        known: how it was cut before.
+        path: its path at the client.
+        size: its approximate size (bytes).
+        known: its previous cuts.
         place: its path in the tree.
     """
 
@@ -130,12 +130,12 @@ def hash_files(
 
     Args:
         paths: the files.
-        report: is called with bytes that were read since the last call, on any thread.
-        cancelled: whether to stop.
-        taker: gets the content as it is read. What is read again as it has changed meanwhile, it does not get.
+        report: called with the number of bytes read since the last call, on any thread.
+        cancelled: returns whether to stop.
+        taker: receives the content as it is read, except content that is read again after a change.
 
     Returns:
-        What became of each, in the same order.
+        The result for each file, in the same order.
 
     Raises:
         ScanError: it was cancelled.
@@ -184,7 +184,7 @@ def hash_files(
 
 
 def _batches(paths: list[FileToRead], small: list[int], streams: bool) -> list[list[int]]:
-    """Small files that one thread reads together; if content is taken, as many as one memory has room for."""
+    """Group small files that one thread reads together; if content is taken, as many as fit into one buffer."""
     if not streams:
         return [small[i : i + _BATCH] for i in range(0, len(small), _BATCH)]
     batches: list[list[int]] = []
@@ -206,8 +206,8 @@ class _Run:
 
     Attributes:
         report: see ``hash_files``.
-        stopped: set when it was cancelled.
-        helpers: threads that hash the chunks of a large file.
+        stopped: set on cancellation.
+        helpers: threads that hash the chunks of large files.
     """
 
     report: Callable[[int], None]
@@ -216,7 +216,7 @@ class _Run:
 
 
 class _Filling:
-    """The memory of a ``ContentTaker`` that files are read into, one behind the other; it is given at the end."""
+    """Buffer of a ``ContentTaker`` that is filled with consecutive files, and given back at the end."""
 
     def __init__(self, taker: ContentTaker | None) -> None:
         self._taker = taker
@@ -236,7 +236,7 @@ class _Filling:
         return self._taker is not None
 
     def room(self, size: int) -> memoryview | None:
-        """Memory for so many bytes; None: there is none, or nothing is wanted."""
+        """Return memory for this many bytes; None: there is none, or no content is wanted."""
         if self._memory is None:
             if self._taker is None:
                 return None
@@ -248,19 +248,19 @@ class _Filling:
         return self._memory[self._used : end] if end <= CONTENT else None
 
     def fill(self, file: EarlyFile, size: int) -> None:
-        """Content has been read into the memory of ``room``."""
+        """Record content that was read into the memory of ``room``."""
         self._files.append(file)
         self._used += size
 
     def give(self) -> None:
-        """Give the content so far; what follows goes into other memory."""
+        """Hand over the content so far; further content goes into another buffer."""
         memory, self._memory = self._memory, None
         if memory is not None and self._taker is not None:
             self._taker.give(memory, self._used, self._files)
         self._used, self._files = 0, []
 
 
-#: Takes nothing.
+#: A filling that takes no content.
 _NOTHING = _Filling(None)
 
 
@@ -276,12 +276,12 @@ def _attempt(file: FileToRead, run: _Run, filling: _Filling) -> Outcome:
             return e
         if found is not None:
             return found
-        filling = _NOTHING  # some of its pieces may be on their way already, and each is sent ahead once
+        filling = _NOTHING  # some of its pieces may already be sent, and each is sent ahead only once
     return "unsteady"
 
 
 def _hash_once(file: FileToRead, run: _Run, filling: _Filling) -> Hashed | None:
-    """Hash a file; None if it changed meanwhile."""
+    """Hash a file; return None if it changed meanwhile."""
     fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     room: memoryview | None = None
     try:
@@ -357,7 +357,7 @@ def _hash_large(fd: int, sizes: tuple[int, ...], run: _Run) -> tuple[bytes, tupl
 def _hash_and_give(
     fd: int, place: bytes, about: os.stat_result, sizes: tuple[int, ...], run: _Run, filling: _Filling
 ) -> tuple[bytes, tuple[bytes, ...], Cuts] | None:
-    """Hash a large file, and give each piece as soon as its digest is known."""
+    """Hash a large file, and hand over each piece as soon as its digest is known."""
     whole = blake3()
     digests: list[bytes] = []
     anchors: list[bytes] = []
@@ -390,7 +390,7 @@ def _hash_and_give(
 
 
 def _anchors(view: memoryview, sizes: list[int]) -> Iterator[bytes]:
-    """The first bytes of each chunk."""
+    """Iterate over the first bytes of each chunk."""
     start = 0
     for size in sizes:
         yield bytes(view[start : start + min(size, ANCHOR)]).ljust(ANCHOR, b"\0")
@@ -398,7 +398,7 @@ def _anchors(view: memoryview, sizes: list[int]) -> Iterator[bytes]:
 
 
 def _blocks(sizes: tuple[int, ...], most: int) -> Iterator[list[int]]:
-    """The sizes of chunks that are read at once, together at most ``most`` bytes."""
+    """Group the sizes of chunks into blocks of at most ``most`` bytes that are read at once."""
     pieces: list[int] = []
     length = 0
     for size in sizes:
@@ -420,7 +420,7 @@ def _chunk_digests(view: memoryview, sizes: list[int]) -> list[bytes]:
 
 
 def read_at(path: bytes, offset: int, into: memoryview) -> bool:
-    """Fill a buffer from the file of this path; False if it cannot be read, or ends before."""
+    """Fill a buffer from the file at a path; return False if it cannot be read or is too short."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
@@ -434,7 +434,7 @@ def read_at(path: bytes, offset: int, into: memoryview) -> bool:
 
 
 def read_fully(fd: int, into: memoryview, offset: int) -> bool:
-    """Fill a buffer from a file; False if the file ends before."""
+    """Fill a buffer from a file; return False if the file is too short."""
     while into:
         got = os.preadv(fd, [into], offset)
         if not got:

@@ -1,12 +1,12 @@
-"""Remember a workspace between runs, so that an unchanged file is not read again.
+"""Cache of the scans of a workspace between runs, so that an unchanged file is not read again.
 
-The index holds a record of each folder: what ``scandir`` and ``lstat`` last said of its entries (the *hints*), and the
-entries' place in the manifest. It is only a memory: without it, or with a damaged one, everything is hashed again. A
-file is trusted by its size, mtime, ctime, inode and device, as in git, and distrusted if its times are as recent as
-the scan that read it, since a later change in the same tick of the clock would not show
+The index has a record of each folder: the last results of ``scandir`` and ``lstat`` for its entries (the *hints*), and
+its folder in the manifest. It is only a cache: if it is missing or damaged, everything is hashed again. As in git, a
+file counts as unchanged if its size, mtime, ctime, inode and device are unchanged. A file whose times are as recent as
+the scan that read it is hashed again, because a later change in the same clock tick would be invisible
 (https://git-scm.com/docs/racy-git).
 
-It also keeps the manifests that were synced last, by their digests, so that a host gets only what differs from its own.
+The index also keeps the last synced manifests, by digest, so that only the difference is sent to a host.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from workspace_sync.model.workspace import sync_folder
 
 _T = TypeVar("_T")
 _MAGIC = b"monarch index 1\n"
-#: How many manifests are kept, the youngest, and their total size (bytes).
+#: The number of manifests that are kept, newest first, and their maximum total size (bytes).
 _MANIFESTS = 8
 _MANIFEST_BYTES = 64 << 20
-#: How many of them this process holds.
+#: The number of manifests that this process keeps in memory.
 _RECENT = 4
-#: No index is larger: 10 million files (bytes).
+#: The maximum size of an index: 10 million files (bytes).
 _LARGEST = 2 << 30
 
 
 class LeftOutEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """An entry of a folder that is left out.
+    """An ignored entry of a folder.
 
     Attributes:
-        reason: which line of which file says so: a number in ``Index.reasons``.
-        size: bytes, if it is a file.
-        folder: whether it is a folder, whose content is unknown, as it is not entered.
+        reason: the file and line that ignore it: an index into ``Index.reasons``.
+        size: its size if it is a file (bytes).
+        folder: whether it is a folder. Its content is unknown, because it is not entered.
     """
 
     reason: int
@@ -48,13 +48,13 @@ class LeftOutEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):
-    """A folder as it was found.
+    """A folder as found by a scan.
 
     Attributes:
-        hints: what was found of its entries (see ``walk``); empty: nothing is to be trusted.
-        outer: the digest of the ignore rules that hold for the folder itself.
-        inner: ... and of those for its entries, with the folder's own.
-        ignored: the entries that are left out, by name.
+        hints: the attributes of its entries (see ``walk``); empty: none can be trusted.
+        outer: the digest of the ignore rules that apply to the folder itself.
+        inner: the digest of the rules for its entries, including the folder's own.
+        ignored: the ignored entries, by name.
         subfolders: the names of the folders that are entered.
         folder: its entry in the manifest.
         anchors: of its large files, by name; see ``chunking.Cuts``.
@@ -74,19 +74,19 @@ class _Saved(msgspec.Struct, array_like=True):
     links: str
     reasons: list[str]
     records: dict[bytes, Record]
-    between: dict[bytes, Folder]  # folders of the tree above those of the workspace
+    between: dict[bytes, Folder]  # folders of the tree above the workspace's folders
 
 
 class Index:
-    """The memory of one workspace. One scan at a time may use it.
+    """Cache of one workspace. Only one scan at a time may use it.
 
     Args:
         workspace: the id of the workspace.
-        root: where it is kept. None: ``MONARCH_KERNEL_SYNC_FOLDER``, or ``~/.cache/monarch_kernel/sync``.
+        root: the parent folder. None: ``MONARCH_KERNEL_SYNC_FOLDER``, or ``~/.cache/monarch_kernel/sync``.
     """
 
     def __init__(self, workspace: str, root: str | None = None) -> None:
-        #: Its folder.
+        #: The folder of the index.
         self.path = os.path.join(sync_folder(root), "client", workspace)
         #: The folders of the workspace by their paths in the tree.
         self.records: dict[bytes, Record] = {}
@@ -100,7 +100,7 @@ class Index:
     # -- the records ---------------------------------------------------------------------------------
 
     def load(self, roots: dict[str, str], links: str) -> None:
-        """Read the index from disk, once. One that is damaged, or of other folders, counts as none."""
+        """Read the index from disk, once. An index that is damaged, or of other folders, counts as missing."""
         if self._loaded and self._about == (roots, links):
             return
         first = not self._loaded
@@ -115,23 +115,23 @@ class Index:
             self._know(Manifest(saved.between | folders))
 
     def replace(self, records: dict[bytes, Record], reasons: list[str], manifest: Manifest, *, changed: bool) -> None:
-        """Enter the results of a scan; ``save`` writes them."""
+        """Replace the records by the results of a scan; ``save`` writes them."""
         self.records, self.reasons = records, reasons
         self._know(manifest)
         self._changed |= changed
 
     @property
     def manifest(self) -> Manifest | None:
-        """The manifest of the last scan; None: it is not known."""
+        """The manifest of the last scan; None if unknown."""
         return next(reversed(self._recent.values()), None)
 
     @property
     def changed(self) -> bool:
-        """Whether there is something to save."""
+        """Whether there are changes to save."""
         return self._changed
 
     def save(self) -> None:
-        """Write the index atomically, if it has changed. A disk that takes nothing is no error: it is only a memory."""
+        """Write the index atomically if it has changed. A failed write is no error: the index is only a cache."""
         self.to_save()()
 
     def to_save(self) -> Callable[[], None]:
@@ -152,13 +152,13 @@ class Index:
     # -- manifests -----------------------------------------------------------------------------------
 
     def remember(self, manifest: Manifest) -> None:
-        """Keep a manifest that was synced, beside the last few. It may be called on any thread."""
+        """Keep a synced manifest, in addition to the last few. Thread-safe."""
         name = f"{manifest.digest.hex()}.manifest"
         if self._touch(name) or self._write(name, manifest.folders):
             self._forget(name)
 
     def remembered(self, digest: bytes) -> Manifest | None:
-        """A manifest that was scanned or kept; None if it is not known any more, or damaged."""
+        """Return a manifest that was scanned or kept; None if it is no longer available, or damaged."""
         if (known := self._recent.get(digest)) is not None:
             return known
         folders = self._read(f"{digest.hex()}.manifest", dict[bytes, Folder])
@@ -167,7 +167,7 @@ class Index:
         return Manifest(folders)
 
     def _know(self, manifest: Manifest) -> None:
-        # They share the folders that are equal, so a few of them take little.
+        # Manifests share equal folders, so a few of them take little space.
         self._recent.pop(manifest.digest, None)
         self._recent[manifest.digest] = manifest
         while len(self._recent) > _RECENT:
@@ -198,7 +198,7 @@ class Index:
     # -- files ---------------------------------------------------------------------------------------
 
     def load_file(self, name: str) -> memoryview | None:
-        """Read a file of ``save_file``; None if there is none, or it is damaged."""
+        """Read a file of ``save_file``; return None if it is missing or damaged."""
 
         def read(folder: PrivateFolder) -> bytes:
             with os.fdopen(folder.open_file(name, os.O_RDONLY), "rb") as file:
@@ -211,16 +211,16 @@ class Index:
         return body if digest_of(body) == data[len(_MAGIC) : len(_MAGIC) + DIGEST_SIZE] else None
 
     def save_file(self, name: str, data: bytes) -> bool:
-        """Keep a file beside the index, written atomically; returns whether the disk took it."""
+        """Write a file beside the index atomically; return whether the write succeeded."""
 
         def write(folder: PrivateFolder) -> bool:
-            # One name and a lock, and not a random name: a client that is killed leaves one file, and the next uses it.
+            # One name with a lock, not a random name: a killed client leaves one file, which the next client reuses.
             fd = folder.open_file(f"{name}.new", os.O_WRONLY | os.O_CREAT)
             with os.fdopen(fd, "wb", buffering=0) as file:
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    return False  # another client of the workspace writes its own, which is as good
+                    return False  # another client of the workspace writes its own version, which is equally valid
                 about = os.stat(f"{name}.new", dir_fd=folder.fd, follow_symlinks=False)
                 if about.st_ino != os.fstat(fd).st_ino:
                     return False

@@ -1,10 +1,10 @@
-"""Decide which entries of a workspace are left out, and by which line of which file.
+"""Decide which entries of a workspace are ignored, and by which line of which file.
 
 The rules, weakest first: the defaults (``DEFAULTS``); git's global excludes; ``.git/info/exclude``; the ``.gitignore``
 of each folder from the top of the repository down; the ``.meshignore`` of each folder from the root of the workspace
-down. The strongest file with a line that matches decides, and in it the last such line; a line with ``!`` brings an
-entry back. All have the language of ``.gitignore``. A folder that is left out is not entered, so nothing in it can be
-brought back alone. Unlike in git, a tracked file that a line ignores is left out: bring it back in ``.meshignore``.
+down. The strongest file with a matching line decides, and in it the last such line; a line with ``!`` includes an entry
+again. All files have the syntax of ``.gitignore``. An ignored folder is not entered, so no single entry of it can be
+included again. Unlike in git, a line also ignores tracked files: include these in ``.meshignore``.
 
 Source: gitignore(5), https://git-scm.com/docs/gitignore; gitrepository-layout(5),
 https://git-scm.com/docs/gitrepository-layout.
@@ -23,10 +23,10 @@ from workspace_sync.scanning.wildmatch import literal_length, translate
 
 GITIGNORE = b".gitignore"
 MESHIGNORE = b".meshignore"
-#: Of larger files of rules, the rest is not read (bytes); git's limit is 100 MB.
+#: Longer ignore files are truncated (bytes); git's limit is 100 MB.
 _LARGEST = 1 << 20
 
-#: What is always left out, unless a ``.meshignore`` brings it back.
+#: Entries that are always ignored, unless a ``.meshignore`` includes them.
 DEFAULTS = b"""\
 .git
 .hg/
@@ -59,10 +59,10 @@ node_modules/
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a file of rules.
+    """One line of an ignore file.
 
     Attributes:
-        source: ``file:line: text``, for people.
+        source: ``file:line: text``, for messages.
         brings_back: whether it starts with ``!``.
         folders_only: whether it ends in ``/``.
     """
@@ -73,11 +73,11 @@ class Line:
 
 
 class RuleFile:
-    """The lines of one file of rules, sorted by how they are matched.
+    """The lines of one ignore file, sorted by how they are matched.
 
     Args:
         text: its content.
-        base: the path of the folder that it is about (absolute).
+        base: the path of the folder that it applies to (absolute).
         name: its name in messages; empty: the defaults.
     """
 
@@ -85,7 +85,7 @@ class RuleFile:
         self.digest = digest_of(base + b"\0" + text)
         self._lines: list[Line] = []
         self._skip = len(base.rstrip(b"/")) + 1
-        # By the number of the line: names and paths without wildcards, ``*suffix``, and all others.
+        # By line number: names and paths without wildcards, ``*suffix``, and all others.
         self._names: dict[bytes, list[int]] = {}
         self._paths: dict[bytes, list[int]] = {}
         self._suffixes: list[tuple[bytes, int]] = []
@@ -130,11 +130,11 @@ class RuleFile:
             self._path_patterns.append((pattern[:fixed], re.compile(regex, re.DOTALL), index))
 
     def match(self, name: bytes, path: bytes, is_folder: bool) -> Line | None:
-        """The last line that matches.
+        """Return the last matching line.
 
         Args:
             name: of the entry.
-            path: of the entry (absolute); it is below the folder that the file is about.
+            path: of the entry (absolute), below the folder that the file applies to.
         """
         found = -1
         if self._names and (indexes := self._names.get(name)) is not None:
@@ -166,7 +166,7 @@ class RuleFile:
 def _without_trailing_spaces(line: bytes) -> bytes:
     end = len(line)
     while end and line[end - 1 : end] == b" ":
-        # An odd number of backslashes before it makes the space a part of the pattern.
+        # After an odd number of backslashes, the space is part of the pattern.
         before = line[: end - 1]
         if (len(before) - len(before.rstrip(b"\\"))) % 2:
             break
@@ -175,10 +175,10 @@ def _without_trailing_spaces(line: bytes) -> bytes:
 
 
 class Rules:
-    """The rules that hold within a folder. Folders without files of rules share those of their parent.
+    """The rules that apply within a folder. Folders without ignore files share those of their parent.
 
     Args:
-        git: what git has: global excludes, ``info/exclude``, ``.gitignore`` files; the strongest last.
+        git: git's rules: global excludes, ``info/exclude``, ``.gitignore`` files; the strongest last.
         mesh: ``.meshignore`` files; the strongest last.
     """
 
@@ -191,7 +191,7 @@ class Rules:
         self._strongest_first = tuple(each for each in (*mesh[::-1], *git[::-1], _DEFAULTS) if each)
 
     def verdict(self, name: bytes, path: bytes, is_folder: bool) -> Line | None:
-        """The line that decides about an entry, if there is one."""
+        """Return the line that decides about an entry; None if there is none."""
         for each in self._strongest_first:
             if (line := each.match(name, path, is_folder)) is not None:
                 return line
@@ -202,7 +202,7 @@ _DEFAULTS = RuleFile(DEFAULTS, b"/", "")
 
 
 def read_rules(path: bytes, base: bytes, shown: str) -> RuleFile | None:
-    """The rules of a file; None if there is none. As in git, links are not followed, except outside of a tree."""
+    """Read the rules of a file; return None if there is none. As in git, links are only followed outside a tree."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -218,12 +218,12 @@ def read_rules(path: bytes, base: bytes, shown: str) -> RuleFile | None:
 
 
 class Scope:
-    """The rules within one folder; its files of rules are read only when an entry must be judged.
+    """The rules within one folder. Its ignore files are read only when an entry must be judged.
 
     Args:
-        rules: those that hold around the folder.
-        path: the folder (absolute); None: ``rules`` are those within.
-        expected: the digest of the rules within, from an earlier scan that found the same files of rules.
+        rules: the rules that apply around the folder.
+        path: the folder (absolute); None: ``rules`` already apply within it.
+        expected: the digest of the rules within it, from an earlier scan that found the same ignore files.
     """
 
     def __init__(self, rules: Scope | Rules, path: bytes | None = None, expected: bytes | None = None) -> None:
@@ -234,7 +234,7 @@ class Scope:
 
     @property
     def digest(self) -> bytes:
-        """Equal digests mean equal rules."""
+        """The digest of the rules. Equal digests mean equal rules."""
         if self._rules is None and self._expected is not None:
             return self._expected
         return self.rules.digest
@@ -249,7 +249,7 @@ class Scope:
 
 
 def rules_within(folder: bytes, around: Rules) -> Rules:
-    """The rules within a folder: those around it, and its own. A nested repository begins anew, as in git."""
+    """Return the rules within a folder: those around it, and its own. As in git, a nested repository starts anew."""
     git, mesh = around.git, around.mesh
     if os.path.lexists(folder + b"/.git"):
         git = of_repository(folder)
@@ -264,10 +264,10 @@ def rules_within(folder: bytes, around: Rules) -> Rules:
 
 
 def rules_around(root: bytes) -> Rules:
-    """The rules that hold for a folder of the client, from outside of it.
+    """Return the rules that apply to a folder of the client from outside it.
 
-    In a repository, these are the user's, the repository's and those of the folders above, unless they leave out the
-    folder itself: it was named, so it is wanted.
+    In a repository, these are the rules of the user, the repository and the folders above. They are dropped if they
+    ignore the folder itself, because it was named explicitly.
     """
     top = root
     while not os.path.lexists(top + b"/.git"):
@@ -291,14 +291,14 @@ def rules_around(root: bytes) -> Rules:
 
 
 def of_repository(top: bytes) -> tuple[RuleFile, ...]:
-    """The rules of the user and of ``info/exclude``, for the repository with this top folder."""
+    """Return the rules of the user and of ``info/exclude`` for the repository with this top folder."""
     exclude = _common_folder(top) + b"/info/exclude"
     found = (_of_user(top), read_rules(exclude, top, os.fsdecode(exclude)))
     return tuple(each for each in found if each)
 
 
 def _common_folder(top: bytes) -> bytes:
-    """The folder of a repository that all its work trees share."""
+    """Return the folder of a repository that all its work trees share."""
     git = top + b"/.git"
     for name in (git, b"commondir"):
         path = git if name == git else git + b"/" + name
@@ -313,7 +313,7 @@ def _common_folder(top: bytes) -> bytes:
 
 
 def _of_user(top: bytes) -> RuleFile | None:
-    """The file of ``core.excludesFile``, whose patterns are about the top folder."""
+    """Return the file of ``core.excludesFile``, whose patterns apply to the top folder."""
     path = _excludes_file(top)
     if path is None:
         return None
@@ -333,7 +333,7 @@ def _excludes_file(top: bytes) -> bytes | None:
                 text = file.read(1 << 20)
         except OSError:
             continue
-        # Only git reads its configuration right, and it takes some ms to start.
+        # Only git parses its configuration correctly; it takes some ms to start.
         if re.search(rb"excludesfile|\[include", text, re.IGNORECASE) and (named := _ask_git(top)):
             return named
     return own + b"/git/ignore"

@@ -18,10 +18,10 @@ from workspace_sync.scanning.hashing import ContentTaker, FileToRead, Hashed, Ou
 from workspace_sync.scanning.index import Index, Record
 from workspace_sync.scanning.walk import Item, Problems, Walk, Walker
 
-#: A file that changed so shortly before the scan may change again without new times (ns): file systems keep times in
-#: steps of up to 2 s.
+#: A file that changed this shortly before the scan may change again without new times (ns): file systems keep times
+#: in steps of up to 2 s.
 RECENT = 2_000_000_000
-#: Folders on the way to a place in the tree that no folder of the client stands for.
+#: The mode of parent folders of a place in the tree that correspond to no folder of the client.
 _PLAIN = 0o755
 
 _encode = msgspec.msgpack.encode
@@ -41,17 +41,17 @@ def scan(
 
     Args:
         workspace: its folders.
-        index: what is known from earlier scans; it is brought up to date.
-        rules: ignore rules that hold for each folder instead of those of git and around it, as in a ``.meshignore``;
-            ``!*`` takes everything.
-        progress: is called with the bytes that were read, and all that must be, on any thread.
-        cancelled: whether to stop; asked often.
+        index: the results of earlier scans, which are updated.
+        rules: ignore rules for each folder, in the syntax of ``.meshignore``, instead of those of git and of the
+            folders around it; ``!*`` includes everything.
+        progress: called with the number of bytes read, and their total, on any thread.
+        cancelled: returns whether to stop; polled often.
         save: whether to save the index, which takes a while if it is large and has changed.
-        taker: is offered the content of files while they are read.
+        taker: receives the content of files while they are read.
 
     Raises:
-        ScanError: a folder is gone, paths cannot be read or change without pause, links lead out of the workspace, or
-            it was cancelled. The message names them, and nothing is remembered.
+        ScanError: a folder is missing, paths cannot be read or keep changing, links lead out of the workspace, or the
+            scan was cancelled. The message names the paths, and the index is unchanged.
     """
     started = time.time_ns()
     named = workspace.roots()
@@ -76,7 +76,7 @@ def scan(
 
 
 def _plan(walk: Walk, roots: dict[bytes, bytes], sources: list[str]) -> ScanPlan:
-    """Plan the reading of a scan that has walked over all folders."""
+    """Plan the reads of a scan that has walked over all folders."""
     sizes: dict[bytes, list[int]] = {}
     for each in walk.to_hash:
         sizes.setdefault(each.folder, []).append(each.size)
@@ -91,7 +91,7 @@ def _read(
     cancelled: Callable[[], bool] | None,
     taker: ContentTaker | None,
 ) -> int:
-    """Hash the files that must be, and enter them; returns the bytes that were read."""
+    """Hash the files that must be read, and enter them; return the number of bytes read."""
     if walk.problems.outside or walk.problems.loops:
         walk.problems.check()  # before much is read
     total = sum(each.size for each in walk.to_hash)
@@ -129,7 +129,7 @@ def _read(
             found.items[each.item] = (name, outcome.size, outcome.mtime, outcome.ctime, outcome.node)
         else:
             _enter_problem(problems, each.path, outcome)
-            found.trusted = False  # it is gone, although it was listed
+            found.trusted = False  # it no longer exists, although it was listed
     problems.check()
     return done
 
@@ -144,7 +144,7 @@ def _enter_problem(problems: Problems, path: bytes, outcome: Outcome) -> None:
 
 
 def _assembled(walk: Walk, roots: dict[bytes, bytes]) -> Manifest:
-    """The manifest. Folders of earlier manifests are shared and not changed."""
+    """Assemble the manifest. Folders of earlier manifests are shared and not changed."""
     folders = {place: record.folder for place, record in walk.records.items()}
     changed = set(walk.found)
     for root_place in roots.values():
@@ -175,7 +175,7 @@ def _assembled(walk: Walk, roots: dict[bytes, bytes]) -> Manifest:
 
 
 def _distrusted(item: Item, started: int) -> Item:
-    """The item of a listing as it is kept; one that is as recent as the scan equals none that is found later."""
+    """Return the item of a listing as stored. An item that is as recent as the scan never equals a later one."""
     if len(item) != 5:
         return item
     name, size, mtime, ctime, rest = item
@@ -186,7 +186,7 @@ def _distrusted(item: Item, started: int) -> Item:
 
 # -- the result -----------------------------------------------------------------------------------
 
-#: Where a piece is: the folder in the tree, the name of the file, the offset and the size (bytes).
+#: Location of a piece: the folder in the tree, the name of the file, the offset and the size (bytes).
 _Place = tuple[bytes, bytes, int, int]
 
 
@@ -207,7 +207,7 @@ def read_first(readers: Sequence[Callable[[bytes, memoryview], None]], digest: b
     """Read a piece of content with the first reader that has it (``Scan.read``).
 
     Raises:
-        KeyError: none has it.
+        KeyError: no reader has it.
     """
     for read in readers[:-1]:
         try:
@@ -218,13 +218,13 @@ def read_first(readers: Sequence[Callable[[bytes, memoryview], None]], digest: b
 
 
 class Scan:
-    """Content of a workspace at the time of a scan. Any thread may call its methods.
+    """Content of a workspace at the time of a scan. Thread-safe.
 
     Attributes:
         workspace: its folders.
         manifest: its content.
-        hashed: bytes that had to be read.
-        notes: what a person should know of what is left out.
+        hashed: the number of bytes that had to be read.
+        notes: sentences for the user about ignored entries.
     """
 
     def __init__(
@@ -249,11 +249,11 @@ class Scan:
 
     @property
     def ignored(self) -> list[LeftOut]:
-        """The entries that are left out, by the line of the file that leaves them out."""
+        """The ignored entries, grouped by the line that ignores them."""
         return left_out(self._records, self._reasons)
 
     def announcement(self) -> Announcement | None:
-        """Describe a first sync; None if it sends at most 10,000 files and 1 GB."""
+        """Describe a first sync; return None if it sends at most 10,000 files and 1 GB."""
         return announce(dict(sizes_in(self.manifest)), self._records, self._reasons, list(self.workspace.roots()))
 
     def read(self, digest: bytes, into: memoryview) -> None:
@@ -261,7 +261,7 @@ class Scan:
 
         Args:
             digest: of the piece.
-            into: takes it; of its size.
+            into: receives the content; it has the size of the piece.
 
         Raises:
             KeyError: the workspace has no such piece.

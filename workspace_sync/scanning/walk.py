@@ -1,8 +1,7 @@
 """Walk over the folders of a workspace: list the entries, and find the files that must be hashed.
 
-A folder whose listing is what it was is taken over from the index as it is, without a look at its entries one by one.
-This is what makes an unchanged tree cheap: one ``scandir``, one ``lstat`` for each entry, and one comparison of bytes
-for each folder.
+A folder with an unchanged listing is taken from the index as a whole, without a check of each entry. This makes an
+unchanged tree cheap: one ``scandir`` and one comparison of bytes for each folder, and one ``lstat`` for each entry.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ _ENVIRONMENT = "default: a Python environment"
 _KINDS = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 _NONE_IGNORED: dict[bytes, LeftOutEntry] = {}
 
-#: An entry of a listing: (name,) of a folder that is entered; (name, whether it is a folder) of what is left out; else
+#: An entry of a listing: (name,) for a folder that is entered; (name, whether it is a folder) if ignored; else
 #: (name, size, mtime, ctime, (mode, inode, device)).
 Item = tuple[Any, ...]
 
 
-#: How many paths an error names.
+#: The number of paths that an error lists.
 _NAMED = 10
 
 
@@ -47,10 +46,10 @@ class Problems:
     failed: list[tuple[bytes, str]] = field(default_factory=list[tuple[bytes, str]])
 
     def check(self) -> None:
-        """Raise if there are any.
+        """Raise an error if there are problems.
 
         Raises:
-            ScanError: there are; the message names up to 10 of each kind, and what to do.
+            ScanError: there are problems; the message names up to 10 of each kind, and the remedy.
         """
         parts: list[str] = []
         if self.unreadable:
@@ -105,10 +104,10 @@ class ToHash:
 
     Attributes:
         folder: the path of its folder in the tree.
-        item: the number of its item in the listing.
-        path: where it is at the client.
+        item: the index of its item in the listing.
+        path: its path at the client.
         size: as listed (bytes).
-        known: how it was cut before.
+        known: its previous cuts.
     """
 
     folder: bytes
@@ -120,7 +119,7 @@ class ToHash:
 
 @dataclass(slots=True)
 class ChangedFolder:
-    """A folder that is not as it was.
+    """A folder that has changed.
 
     Attributes:
         record: its new record; the entries of files in ``Walk.to_hash`` are still missing.
@@ -138,12 +137,12 @@ class Walk:
     """Result of a walk.
 
     Attributes:
-        records: of all folders by their paths in the tree, those that are unchanged and those that are not.
-        found: folders that are not as they were.
+        records: the records of all folders, changed or not, by their paths in the tree.
+        found: the changed folders.
         to_hash: files whose content must be read.
         reasons: why entries are left out; see ``Index.reasons``.
         problems: folders that cannot be read, and links that lead out of the workspace.
-        notes: what a person should know of what is left out.
+        notes: sentences for the user about ignored entries.
     """
 
     reasons: list[str]
@@ -156,14 +155,14 @@ class Walk:
 
 @dataclass(slots=True)
 class _Folder:
-    """A folder to be visited.
+    """A folder to visit.
 
     Attributes:
-        path: where it is at the client.
+        path: its path at the client.
         place: its path in the tree.
         around: the rules for its siblings.
-        base: the root, or the followed link, that it was reached from.
-        chain: the real paths of the followed folders on the way, and of the root.
+        base: the root or followed link from which it was reached.
+        chain: the real paths of the root and of the followed folders on the way.
     """
 
     path: bytes
@@ -178,10 +177,10 @@ class Walker:
 
     Args:
         roots: the folders (absolute, links resolved) and their places in the tree.
-        index: what the last scan found; it is only read.
-        links: what becomes of links that lead out of the workspace.
-        cancelled: whether to stop; asked once a folder.
-        rules: ignore rules that hold instead of those around each root.
+        index: the results of the last scan, which are only read.
+        links: the treatment of links that lead out of the workspace.
+        cancelled: returns whether to stop; called once for each folder.
+        rules: ignore rules that replace those around each root.
     """
 
     def __init__(
@@ -205,7 +204,7 @@ class Walker:
         """Walk over all folders.
 
         Raises:
-            ScanError: a root is gone, or the scan was cancelled.
+            ScanError: a root is missing, or the scan was cancelled.
         """
         for root, place in self._roots.items():
             if self._given is None:
@@ -224,7 +223,7 @@ class Walker:
         old = self._old.get(place)
         ignored = _NONE_IGNORED if old is None else old.ignored
         if ignored and (GITIGNORE in ignored or MESHIGNORE in ignored):
-            # Files of rules count even where a rule leaves them out, so their hints do, too.
+            # Ignore files count even if a rule ignores them, and so do their hints.
             ignored = {name: why for name, why in ignored.items() if name not in (GITIGNORE, MESHIGNORE)}
         items: list[Item] = []
         add = items.append
@@ -244,7 +243,7 @@ class Walker:
                         try:
                             about = entry.stat(follow_symlinks=False)
                         except FileNotFoundError:
-                            continue  # gone since it was listed
+                            continue  # removed since it was listed
                         if follow and stat.S_ISLNK(about.st_mode) and (target := self._followed(folder, name)):
                             if stat.S_ISDIR(target.st_mode):
                                 subfolders.append(name)
@@ -262,7 +261,7 @@ class Walker:
             self._walk.problems.failed.append((path, e.strerror or str(e)))
             return
         if old is not None and old.outer == folder.around.digest:
-            # Rules of a repository of its own may change without a trace in the listing.
+            # The rules of a nested repository may change without a trace in the listing.
             expected = None if b".git" in ignored else old.inner
             within = folder.around
             if expected is None or expected != old.outer:
@@ -283,7 +282,7 @@ class Walker:
             self._todo.append(_Folder(path, entry_path(folder.place, name), within, base, chain))
 
     def _gone(self, folder: _Folder) -> None:
-        """A folder vanished after its parent was listed."""
+        """Handle a folder that vanished after its parent was listed."""
         if folder.path in self._roots:
             raise ScanError(f"{printable(folder.path)} is gone: it is a folder of the workspace")
         parent, _, name = folder.place.rpartition(b"/")
@@ -291,7 +290,7 @@ class Walker:
         found.record.subfolders.remove(name)
 
     def _reopened(self, place: bytes) -> ChangedFolder:
-        """A folder that was visited, to be changed, and not to be trusted by the next scan."""
+        """Reopen a visited folder for changes; the next scan will not trust it."""
         found = self._walk.found.get(place)
         if found is None:
             record = self._walk.records[place]
@@ -311,7 +310,7 @@ class Walker:
         found.trusted = False
         return found
 
-    # -- a folder that is not as it was -----------------------------------------------------------------
+    # -- a changed folder -------------------------------------------------------------------------------
 
     def _compare(
         self, folder: _Folder, old: Record | None, mode: int, items: list[Item], subfolders: set[bytes]
@@ -341,7 +340,7 @@ class Walker:
             item = listed
             name = item[0]
             if len(item) == 2:
-                assert old is not None  # only a record says what is left out
+                assert old is not None  # only a record has ignored entries
                 known = old.ignored[name]
                 if judged and known.folder == item[1]:
                     record.ignored[name] = known
@@ -367,7 +366,7 @@ class Walker:
         self._enter(folder, within, record.subfolders)
 
     def _file(self, folder: _Folder, found: ChangedFolder, before: Record, hint: list[Any] | None, item: Item) -> None:
-        """An entry that is not a folder, and not left out by a rule."""
+        """Handle an entry that is not a folder and not ignored by a rule."""
         name, size, mtime, ctime, (mode, inode, device) = item
         path = folder.path + b"/" + name
         kind = stat.S_IFMT(mode)
@@ -424,7 +423,7 @@ class Walker:
         return number
 
     def _followed(self, folder: _Folder, name: bytes) -> os.stat_result | None:
-        """Return the state of a link's target, if it is outside the workspace and is to be followed."""
+        """Return the state of a link's target if it is outside the workspace and to be followed; else None."""
         path = folder.path + b"/" + name
         try:
             target = os.readlink(path)
@@ -432,7 +431,7 @@ class Walker:
                 return None
             about = os.stat(path)
         except OSError:
-            return None  # it leads nowhere, and is reported as a link to outside
+            return None  # its target does not exist; it is reported as a link to outside
         real = os.path.realpath(path)
         if stat.S_ISDIR(about.st_mode) and any(_holds(real, each) for each in folder.chain):
             self._walk.problems.loops.append((path, real))
@@ -441,7 +440,7 @@ class Walker:
 
 
 def _looked_at(path: bytes, name: bytes) -> Item | None:
-    """The item of an entry that was left out until now; None if it is gone."""
+    """Return the item of an entry that was ignored until now; None if it no longer exists."""
     try:
         about = os.lstat(path)
     except FileNotFoundError:
@@ -456,16 +455,16 @@ def _holds(outer: bytes, inner: bytes) -> bool:
 
 
 def inner_target(target: bytes, folder: bytes, place: bytes, base: bytes, roots: dict[bytes, bytes]) -> bytes | None:
-    """The target that a link has in the tree; None if it leads out of the workspace.
+    """Return the target of a link in the tree; None if it leads out of the workspace.
 
-    A relative link that stays below its root is kept as it is. Others that lead into the workspace, such as absolute
-    ones, become relative, since the tree is at another path on each host.
+    A relative link that stays below its root is unchanged. Other links into the workspace, such as absolute ones,
+    become relative, because the path of the tree differs between hosts.
 
     Args:
         target: of the link, which need not exist.
         folder: the folder of the link (absolute).
         place: that folder's path in the tree.
-        base: the root of the workspace, or the followed link, that the folder was reached from.
+        base: the root of the workspace, or the followed link, from which the folder was reached.
         roots: the folders of the workspace (links resolved) and their places.
     """
     if not target.startswith(b"/"):

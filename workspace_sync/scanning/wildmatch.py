@@ -1,12 +1,13 @@
-"""Translate the patterns of ``.gitignore`` to regular expressions over bytes that match as git does.
+"""Translate the patterns of ``.gitignore`` to regular expressions over bytes that match exactly as git does.
 
-The libraries that exist differ from git where a pattern has character classes (``[[:digit:]]``), ends in ``/**``, or
-meets a name with a line break; and their expressions, as pathspec's, take a time that grows with a power of the name's
-length, whose exponent the pattern chooses.
+Existing libraries differ from git if a pattern has character classes (``[[:digit:]]``) or ends in ``/**``, or if a name
+contains a line break. Also, the matching time of their expressions, such as those of pathspec, grows polynomially with
+the length of the name, and the pattern determines the exponent.
 
-Here nothing is tried twice. What follows ``*`` up to the next one takes its first place: if the rest matches behind a
-later one, it does behind the first, since ``*`` takes what lies between. If a ``/`` comes before the next ``*``, there
-is one place alone. The same holds for whole parts between two ``**``. So each such piece is an atomic group.
+These expressions do not backtrack. The piece of a pattern between one ``*`` and the next takes its first match: if the
+rest matches after a later match of the piece, it also matches after the first, because the next ``*`` covers the text
+between. If a ``/`` comes before the next ``*``, only one match is possible. The same holds for whole parts between two
+``**``. Each such piece is therefore an atomic group.
 
 Source: gitignore(5), https://git-scm.com/docs/gitignore; POSIX.1-2017, section 2.13 (patterns).
 """
@@ -44,10 +45,10 @@ def literal_length(pattern: bytes) -> int:
 
 
 def translate(pattern: bytes, *, path: bool) -> bytes | None:
-    """The regular expression (for ``re.DOTALL``, to match the whole) of a pattern; None: it matches nothing.
+    """Translate a pattern to a regular expression (for ``re.DOTALL`` and a full match); None: it matches nothing.
 
     Args:
-        path: whether it is matched with a path, where only ``**`` stands for ``/``, too.
+        path: whether it is matched against a path, where only ``**`` also matches ``/``.
     """
     one, many = (b"[^/]", b"[^/]*") if path else (b".", b".*")
     found = _Pieces(many)
@@ -61,7 +62,7 @@ def translate(pattern: bytes, *, path: bool) -> bytes | None:
             while pattern[end : end + 1] == b"*":
                 end += 1
             follows = pattern[end : end + 1]
-            # What stands before the first wildcard is compared first, so ``**`` counts as the start of a part there.
+            # The part before the first wildcard is compared separately, so ``**`` right after it starts a part.
             starts_part = i == start or pattern[i - 1 : i] == b"/"
             if path and end - i > 1 and starts_part and follows in (b"", b"/"):
                 if follows:
@@ -97,10 +98,10 @@ def translate(pattern: bytes, *, path: bool) -> bytes | None:
 
 
 class _Pieces:
-    """The pieces of a pattern between its wildcards, as they come.
+    """Pieces of a pattern between its wildcards, collected from left to right.
 
     Args:
-        many: what ``*`` stands for.
+        many: the expression for ``*``.
     """
 
     def __init__(self, many: bytes) -> None:
@@ -114,18 +115,18 @@ class _Pieces:
         self._piece.append(piece)
 
     def star(self) -> None:
-        """``*``"""
+        """Add ``*``."""
         self._block.append(b"".join(self._piece))
         self._piece = []
 
     def parts(self) -> None:
-        """``**/``"""
+        """Add ``**/``."""
         self.star()
         self._blocks.append(self._joined(whole=True))
         self._block = []
 
     def regex(self, rest: bytes = b"") -> bytes:
-        """All of them; ``rest`` stands for what follows."""
+        """Return the whole expression; ``rest`` is the part that follows."""
         self.star()
         last = self._joined(whole=bool(rest)) + rest
         if not self._blocks:
@@ -134,7 +135,7 @@ class _Pieces:
         return first + b"".join(b"(?>(?:.*?/)??%s)" % block for block in between) + b"(?:.*/)?" + last
 
     def _joined(self, whole: bool) -> bytes:
-        """The current block; ``whole``: it ends in ``/``, or where the pattern takes any end."""
+        """Return the current block; ``whole``: it ends in ``/``, or the pattern allows any end."""
         first, *more = self._block
         if not more:
             return first
@@ -145,7 +146,7 @@ class _Pieces:
 
 
 def _bracket(pattern: bytes, i: int) -> tuple[set[int], int] | None:
-    """The bytes that a bracket expression stands for, and where it ends; None if it does not end."""
+    """Parse a bracket expression: the set of its bytes, and its end; None if it has no end."""
     i += 1
     negated = pattern[i : i + 1] in (b"!", b"^") and pattern[i : i + 1] != b""
     if negated:

@@ -1,6 +1,7 @@
-"""Store trees on a host: whole trees that are switched at once, content by digest, and the records of both.
+"""Store trees on a host: complete trees that are switched at once, content by digest, and the records of both.
 
-``Store`` is the entry; ``docs/sync.md`` ("On a host") has the layout. It runs without actors, on any file system.
+``Store`` is the entry point; ``docs/sync.md`` ("On a host") describes the layout. The store runs without actors, on any
+file system.
 """
 
 from workspace_sync.store.early_tree import EarlyTree

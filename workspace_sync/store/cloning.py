@@ -1,4 +1,4 @@
-"""Copy files by the cheapest way that a file system offers: reflinks, hard links, bytes."""
+"""Copy files in the cheapest way that a file system offers: reflinks, hard links, bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workspace_sync.store.objects import write_all
 
 _FICLONE = 0x40049409
 _CAP_DAC_OVERRIDE = 1
-#: How much of a large file is read at once, and hashed by several threads (bytes).
+#: The block size for reading a large file, which several threads hash (bytes).
 _LARGE = 4 << 20
 
 
@@ -24,12 +24,12 @@ class Facts:
     """Capabilities of the file system of a store.
 
     Attributes:
-        free: bytes that this user may still write.
-        reflink: files can share their bytes until one of them is written to.
-        hard_links: files without write permission cannot be written to by processes of this user, so two trees may
-            share one.
-        case_insensitive: names that differ only in case are one name.
-        longest: the longest name (bytes).
+        free: the number of bytes that this user may still write.
+        reflink: whether files can share their bytes until one of them is written to.
+        hard_links: whether processes of this user cannot write to files without write permission, so that two trees may
+            share a file.
+        case_insensitive: whether names that differ only in case are the same name.
+        longest: the maximum length of a name (bytes).
     """
 
     free: int
@@ -77,7 +77,7 @@ def _exists(name: str, folder: int) -> bool:
 
 
 def overrides_modes() -> bool:
-    """Return whether processes of this user write to files whose mode forbids it, as root does."""
+    """Return whether processes of this user can write to files whose mode forbids it, as root can."""
     with open("/proc/self/status") as file:
         for line in file:
             if line.startswith("CapEff:"):
@@ -86,7 +86,7 @@ def overrides_modes() -> bool:
 
 
 def reflink(source: int, target: int) -> bool:
-    """Let a file share all bytes of another one; returns whether the file system can."""
+    """Make a file share all bytes of another one; return whether the file system supports it."""
     try:
         fcntl.ioctl(target, _FICLONE, source)
     except OSError as e:
@@ -97,7 +97,10 @@ def reflink(source: int, target: int) -> bool:
 
 
 def digest_of_file(fd: int) -> bytes:
-    """The digest of a file's content. (Read, not mapped: a rank may cut the file off meanwhile.)"""
+    """Compute the digest of a file's content.
+
+    The file is read and not mapped, because a rank may truncate it meanwhile.
+    """
     buffer = thread_buffer()
     count = os.preadv(fd, [buffer], 0)
     if count < BUFFER:
@@ -112,34 +115,34 @@ def digest_of_file(fd: int) -> bytes:
 
 
 def copy(source: int, target: int, size: int, *, shares: bool) -> bytes:
-    """Give a new file the content of another one.
+    """Copy the content of a file into a new one.
 
     Args:
         source: a descriptor to read from.
         target: a descriptor of an empty file.
-        size: the size that the content should have; nothing beyond it is read, but one byte.
+        size: the expected size of the content; at most one byte beyond it is read.
         shares: whether to try a reflink.
 
     Returns:
-        The digest of what was written.
+        The digest of the written content.
     """
     if shares and size and reflink(source, target):
         return digest_of_file(target)
     h = blake3()
     offset = 0
     buffer = thread_buffer()
-    while offset <= size:  # what is longer is not what it should be
+    while offset <= size:  # one byte more shows that the content is too long
         wanted = min(BUFFER, size + 1 - offset)
         count = os.preadv(source, [buffer[:wanted]], offset)
         h.update(buffer[:count])
         write_all(target, buffer[:count], offset)
         offset += count
         if count < wanted:
-            break  # its end
+            break  # end of file
     return h.digest()
 
 
 def umask() -> int:
-    """The mode bits that new files of this process lack."""
-    with open("/proc/self/status") as file:  # umask() itself would set it
+    """Return the mode bits that new files of this process lack."""
+    with open("/proc/self/status") as file:  # umask() itself would change it
         return next((int(line.split()[1], 8) for line in file if line.startswith("Umask:")), 0o777)

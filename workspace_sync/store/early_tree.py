@@ -1,7 +1,8 @@
 """Fill a slot with the content of a first sync before there is a manifest.
 
-Its record says so (``EARLY``) until there is one. No rank has ever seen such a slot, so all that is in it came from the
-client: one that a killed process has left is emptied, and its content becomes objects, so that it is not sent again.
+The record of such a slot is marked (``EARLY``) until there is a manifest. No rank has ever seen the slot, so all its
+content came from the client. If a killed process has left such a slot, it is emptied, and its content becomes objects,
+so that it is not sent again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from workspace_sync.store.failures import explain
 from workspace_sync.store.objects import Objects, write_all
 from workspace_sync.store.tree import Descriptor, TreeFolder
 
-#: What the record of such a slot has as its target.
+#: The target in the record of such a slot.
 EARLY = b"\xff" * DIGEST_SIZE
 #: Larger files are kept as pieces of this size, as a client cuts files that it has not seen before (bytes).
 _PIECE = 1 << 20
@@ -26,7 +27,7 @@ _PIECE = 1 << 20
 
 @dataclass(slots=True)
 class _Arrived:
-    """Pieces of a file that have arrived, by offset, (digest, size) each."""
+    """The received pieces of a file: (digest, size) by offset."""
 
     size: int
     mode: int
@@ -34,7 +35,7 @@ class _Arrived:
     pieces: dict[int, tuple[bytes, int]] = field(default_factory=dict[int, tuple[bytes, int]])
 
     def note(self, file: EarlyFile) -> None:
-        """These pieces have been written."""
+        """Record written pieces."""
         offset = file.offset
         for digest, size in zip(file.digests, file.sizes, strict=True):
             self.pieces[offset] = digest, size
@@ -42,14 +43,14 @@ class _Arrived:
 
 
 class EarlyTree:
-    """Files as they arrive, in any order, from any thread; then a ``SlotChange`` adopts them.
+    """Files written as they arrive, in any order and from any thread. A ``SlotChange`` then adopts them.
 
     Attributes:
         slot: its name.
         tree: the slot, which is new.
 
     Args:
-        longest: the longest name that the file system takes (bytes). What has a longer one is not written.
+        longest: the maximum length of a name in the file system (bytes). Files with longer names are not written.
     """
 
     def __init__(self, slot: str, tree: TreeFolder, longest: int) -> None:
@@ -61,13 +62,13 @@ class EarlyTree:
         self._lock = threading.Lock()
         self._umask = umask()
 
-    # -- what arrives -------------------------------------------------------------------------------------
+    # -- received content ------------------------------------------------------------------------------------
 
     def put(self, file: EarlyFile, data: memoryview) -> None:
         """Write a file, or chunks of one.
 
         Raises:
-            TamperedError: it is not what its digests say.
+            TamperedError: it does not match its digests.
             StoreError: it cannot be written, or its path leads out of the tree.
         """
         at = 0
@@ -81,7 +82,7 @@ class EarlyTree:
         if b"" in names or b"." in names or b".." in names or b"\0" in file.path:
             raise StoreError(f"{self.tree.path}: {printable(file.path)!r} is no path of a file")
         if any(len(name) > self._longest for name in names):
-            return  # the change to the manifest says so
+            return  # the change to the manifest reports this
         with explain(self.tree.path, file.path):
             if file.whole:
                 self._write_whole(file, data)
@@ -91,7 +92,7 @@ class EarlyTree:
     def _write_whole(self, file: EarlyFile, data: memoryview) -> None:
         with self._lock:
             if file.path in self._files:
-                return  # sent again, as its first receiver was slow
+                return  # sent again, because its first receiver was slow
             self._files[file.path] = found = _Arrived(file.size, file.mode, file.mtime)
         with Descriptor(self._create(file)) as fd:
             write_all(fd, data, 0)
@@ -99,7 +100,7 @@ class EarlyTree:
         found.note(file)
 
     def _write_part(self, file: EarlyFile, data: memoryview) -> None:
-        with self._lock:  # only the file's first part is made under it, and few files are large
+        with self._lock:  # it covers only the creation of a file by its first part, and few files are large
             found = self._files.get(file.path)
             if found is None:
                 found = self._files[file.path] = _Arrived(file.size, file.mode, file.mtime)
@@ -111,7 +112,7 @@ class EarlyTree:
         found.note(file)
 
     def _create(self, file: EarlyFile) -> int:
-        mode = file.mode if file.whole else file.mode | 0o200  # the rest of a large one is still to be written
+        mode = file.mode if file.whole else file.mode | 0o200  # further parts of a large file will be written
         try:
             fd = self.tree.new_file(file.path, mode)
         except FileNotFoundError:
@@ -131,10 +132,10 @@ class EarlyTree:
             return os.preadv(fd, [into], offset) == len(into)
 
     def close(self) -> None:
-        """Write nothing more: later content is a duplicate. No thread may be writing."""
+        """Stop writing: later content is a duplicate. No thread may be writing."""
         self._closed = True
 
-    # -- what becomes of it -------------------------------------------------------------------------------
+    # -- adoption by the manifest ---------------------------------------------------------------------------
 
     def settle(self, manifest: Manifest) -> int:
         """Remove content that differs from the manifest, because it has changed since it was read.
@@ -157,7 +158,7 @@ class EarlyTree:
         return stay
 
     def adopt(self, path: bytes, entry: FileEntry) -> bool:
-        """Return whether a file is here; it belongs to the tree from now on, with its mode and time."""
+        """Return whether a file is here; if so, make it part of the tree, with its mode and time."""
         found = self._files.pop(path, None)
         if found is None:
             return False
@@ -177,10 +178,10 @@ def _fits(found: _Arrived, entry: FileEntry) -> bool:
 
 
 def emptied(tree: TreeFolder, objects: Objects | None) -> None:
-    """Remove all that is in a slot that no rank has seen.
+    """Remove all content of a slot that no rank has seen.
 
     Args:
-        objects: keep its content there, so that it is not sent again; None: it goes.
+        objects: keep the content there, so that it is not sent again; None: delete it.
     """
     with explain(tree.path):
         _empty(tree, b"", objects)
@@ -211,5 +212,5 @@ def _keep(tree: TreeFolder, path: bytes, size: int, objects: Objects) -> None:
             return
         for offset in range(0, size, _PIECE):
             data = os.pread(fd, _PIECE, offset)
-            if data.count(0) < len(data):  # not one that has not come yet
+            if data.count(0) < len(data):  # not a piece that has not arrived yet
                 objects.write(digest_of(data), data)

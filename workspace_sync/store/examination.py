@@ -1,4 +1,4 @@
-"""Examine a tree: hash each file and compare it with the manifests that it may follow."""
+"""Examine a tree: hash each file, and compare it with the manifests that the tree may match."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workspace_sync.model.manifest import MODE_BITS, FileEntry, Folder, Manifest
 from workspace_sync.store.cloning import digest_of_file
 from workspace_sync.store.tree import Descriptor, TreeFolder
 
-#: So many files of a folder are hashed by one thread.
+#: The number of files of a folder that one thread hashes.
 _FEW = 8
 
 
@@ -21,9 +21,9 @@ class HeldManifest:
     """A manifest as a host holds it.
 
     Attributes:
-        manifest: what the client has sent.
-        rewritten: the (digest, size) that rewritten files have on this host, by path.
-        read_only: files lack the right to write, so that several trees can share them.
+        manifest: the manifest sent by the client.
+        rewritten: the (digest, size) of rewritten files on this host, by path.
+        read_only: whether files have no write permission, so that several trees can share them.
     """
 
     manifest: Manifest
@@ -31,11 +31,11 @@ class HeldManifest:
     read_only: bool = False
 
     def mode(self, entry: FileEntry) -> int:
-        """The mode that a file has here."""
+        """Return the mode of a file on this host."""
         return entry.mode & ~0o222 if self.read_only else entry.mode
 
     def content(self, path: bytes, entry: FileEntry) -> tuple[bytes, int] | None:
-        """The (digest, size) that a file has here; None: a rewritten one, of which it is not known."""
+        """Return the (digest, size) of a file on this host; None: unknown, for a rewritten file."""
         if entry.rewrite is None:
             return entry.digest, entry.size
         return self.rewritten.get(path)
@@ -46,8 +46,8 @@ class Problem:
     """Damage that was found.
 
     Attributes:
-        path: the whole path.
-        what: what is wrong.
+        path: the full path.
+        what: a description of the damage.
     """
 
     path: str
@@ -58,12 +58,12 @@ class Problem:
 
 
 def empty(mode: int = 0o700) -> Manifest:
-    """The manifest of an empty tree."""
+    """Return the manifest of an empty tree."""
     return seal({b"": Folder(mode, {}, {}, {})})
 
 
 def compared(tree: TreeFolder, held: HeldManifest) -> Iterator[Problem]:
-    """Compare a tree with its manifest: content, links and modes. What the manifest does not name is ignored."""
+    """Compare a tree with its manifest: content, links and modes. Paths outside the manifest are ignored."""
     with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)))) as pool:
         for path, folder in held.manifest.folders.items():
             yield from _folder_problems(tree, held, path, folder, pool)
@@ -101,7 +101,7 @@ def _folder_problems(
 
 
 def _file_problem(folder: int, name: bytes, mode: int, content: tuple[bytes, int] | None) -> str:
-    """Describe the damage of a file; empty: none."""
+    """Describe the damage of a file; "" if there is none."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError as e:
@@ -124,7 +124,7 @@ def _file_problem(folder: int, name: bytes, mode: int, content: tuple[bytes, int
 
 
 def without(held: HeldManifest, paths: Collection[bytes]) -> HeldManifest:
-    """A manifest without some of its files; folders that differ are copied."""
+    """Return a manifest without some of its files; changed folders are copied."""
     folders = dict(held.manifest.folders)
     changed: set[bytes] = set()
     for path in paths:
@@ -148,7 +148,7 @@ def glanced(
     """Compare size, time and mode of each file, and hash those that differ; return the manifest of the tree.
 
     Args:
-        aside: moves a file that a rank has changed out of the way.
+        aside: moves away a file that a rank has changed.
         stopped: if true, ``InterruptedError`` is raised soon.
     """
     changed: list[bytes] = []
@@ -189,9 +189,10 @@ def examined(
     """Hash all files of a tree that some manifests name; return the manifest of the tree.
 
     Args:
-        candidates: what it may hold, the likeliest first.
-        aside: moves a path that a rank may have made out of the way.
-        unfinished: files whose content is wrong are our own, half written, and are removed; otherwise put aside.
+        candidates: the manifests that it may match, most likely first.
+        aside: moves away a path that a rank may have created.
+        unfinished: whether files with wrong content are half-written files of the store, which are removed; otherwise
+            they are moved away.
         stopped: if true, ``InterruptedError`` is raised soon.
     """
     folders: dict[bytes, Folder] = {}
@@ -250,7 +251,7 @@ def _named(name: bytes, here: Sequence[tuple[HeldManifest, Folder]]) -> bool:
 def _match(
     fd: int, name: bytes, path: bytes, here: Sequence[tuple[HeldManifest, Folder]]
 ) -> tuple[FileEntry, tuple[bytes, int]] | None:
-    """The entry that a file fits, and its content here."""
+    """Return the entry that matches a file, and its content on this host."""
     found: tuple[bytes, int] | None = None
     for held, folder in here:
         entry = folder.files.get(name)

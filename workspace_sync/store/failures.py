@@ -1,4 +1,4 @@
-"""Turn errors of the file system into errors of the store: path, cause, and remedy."""
+"""Convert errors of the file system to errors of the store, with path, cause, and remedy."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _ADVICE = {
 
 
 def explained(e: OSError, path: str) -> StoreError:
-    """An error of the file system, with the path and the remedy."""
+    """Convert an error of the file system, with its path and the remedy."""
     advice = _ADVICE.get(e.errno or 0)
     why = e.strerror or str(e)
     return StoreError(f"{path}: {why}" + (f" ({advice})" if advice else ""))
 
 
 class ExplainedErrors:
-    """See ``explain``. It is entered for each file, so it is no generator."""
+    """Context manager of ``explain``. Entered for each file, so it is not a generator."""
 
     __slots__ = ("_below", "_path")
 
@@ -41,13 +41,13 @@ class ExplainedErrors:
         pass
 
     def __exit__(self, kind: object, e: BaseException | None, trace: object) -> None:
-        if isinstance(e, OSError) and not isinstance(e, InterruptedError):  # work that was told to stop
+        if isinstance(e, OSError) and not isinstance(e, InterruptedError):  # work that was cancelled
             whole = printable(os.fsencode(self._path))
             raise explained(e, f"{whole}/{printable(self._below)}" if self._below else whole) from e
 
 
 def explain(path: str | bytes, below: bytes = b"") -> ExplainedErrors:
-    """Turn errors of the file system into ``StoreError``.
+    """Convert errors of the file system to ``StoreError``.
 
     Args:
         path: the folder or file that the block works on.

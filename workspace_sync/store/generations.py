@@ -18,12 +18,12 @@ _NEXT = "current.new"
 _GENERATION = re.compile(r"generations/([1-9][0-9]*)")
 _NAME = re.compile(r"([1-9][0-9]*)(\.state(?:\.new)?)?")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: The name of a slot: the part that it is for, and a number.
+#: Pattern of the name of a slot: its part, and a number.
 SLOT = re.compile(r"([a-z]+)-([1-9][0-9]*)")
 
 
 class Generations:
-    """The folder ``generations`` of a workspace: links for the current one, a record of each that is kept.
+    """The folder ``generations`` of a workspace: links for the current one, and a record of each kept one.
 
     Args:
         workspace: the folder of the workspace, with the link ``current``.
@@ -35,16 +35,16 @@ class Generations:
         self._folder = folder
 
     def close(self) -> None:
-        """Close its descriptor."""
+        """Close the folder's descriptor."""
         self._folder.close()
 
     def current(self) -> tuple[int, str]:
-        """The number of the link ``current`` (0 if it has none), and its problem ("" if it is valid).
+        """Return the number of the link ``current`` (0 if there is none), and its problem ("" if it is valid).
 
-        Whether it should have one (``records`` are here) is for the caller to say.
+        Whether the link should exist (because there are ``records``) is for the caller to decide.
 
         Raises:
-            TamperedError: it is no link.
+            TamperedError: it is not a link.
             StoreError: it cannot be read.
         """
         path = f"{self._workspace.path}/{CURRENT}"
@@ -65,7 +65,7 @@ class Generations:
         return number, ""
 
     def records(self) -> tuple[list[Generation], str]:
-        """All records, the newest first, and the problem of a damaged one.
+        """Return all records, newest first, and the problem of a damaged one.
 
         Raises:
             StoreError: a newer version has written one, or it cannot be read.
@@ -90,15 +90,15 @@ class Generations:
         return sorted(found, key=lambda each: -each.number), problem
 
     def next_number(self) -> int:
-        """The number of the next generation."""
+        """Return the number of the next generation."""
         matches = [match for name in self._folder.names() if (match := _NAME.fullmatch(name))]
         return max([self.current()[0], *(int(match[1]) for match in matches)]) + 1
 
     def switch(self, generation: Generation) -> None:
-        """Note a generation, and make it the current one: the last step is one ``rename``.
+        """Record a generation and make it current; the last step is one ``rename``.
 
         Raises:
-            StoreError: it cannot be written; the current generation stays.
+            StoreError: it cannot be written; the current generation is unchanged.
         """
         number = str(generation.number)
         self.note(generation)
@@ -111,8 +111,11 @@ class Generations:
             os.rename(_NEXT, CURRENT, src_dir_fd=self._workspace.fd, dst_dir_fd=self._workspace.fd)
 
     def drop_others(self) -> None:
-        """Remove the links of all generations but the current one, records of such that were never switched to, and
-        damaged records of earlier ones: there is no way back to those. If none is current, all stays."""
+        """Remove the links and records of generations that no rollback can go to.
+
+        These are the links of all generations but the current one, the records of generations that were never switched
+        to, and damaged records of earlier ones. If none is current, nothing is removed.
+        """
         current, problem = self.current()
         if not current or problem:
             return
@@ -133,7 +136,7 @@ class Generations:
                         remove_record(self._folder, name)
 
     def linked(self, number: int) -> dict[str, str]:
-        """The slot of each part of a generation, from the links."""
+        """Return the slot of each part of a generation, from the links."""
         found: dict[str, str] = {}
         try:
             fd = os.open(str(number), _FOLDER, dir_fd=self._folder.fd)
@@ -157,8 +160,8 @@ class Generations:
         write_record(self._folder, f"{generation.number}.state", generation)
 
     def remove_all(self) -> None:
-        """Remove the link ``current``, then all links and records. What is not ours stays."""
-        self.current()  # raises if something else is in the link's place
+        """Remove the link ``current``, then all links and records. Other files stay."""
+        self.current()  # raises if the link was replaced by something else
         with explain(self._folder.path):
             remove_record(self._workspace, CURRENT)
             remove_record(self._workspace, _NEXT)
@@ -170,7 +173,7 @@ class Generations:
                     remove_record(self._folder, name)
 
     def forget(self, number: int) -> None:
-        """Remove the record of a generation, which is not the current one."""
+        """Remove the record of a generation that is not the current one."""
         with explain(self._folder.path):
             remove_record(self._folder, f"{number}.state")
 
@@ -185,6 +188,6 @@ class Generations:
                     os.unlink(link, dir_fd=fd)
             os.rmdir(name, dir_fd=self._folder.fd)
         except OSError:
-            return  # it holds something that is not ours
+            return  # it contains other files
         finally:
             os.close(fd)

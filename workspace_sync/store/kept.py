@@ -1,4 +1,4 @@
-"""Keep files that ranks have made when a tree is switched; list and remove them when a workspace is forgotten."""
+"""Keep files created by ranks when a tree is switched; list and remove them when a workspace is forgotten."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from workspace_sync.store.tree import CACHES, TreeFolder, folder_time
 
 
 def strays(tree: TreeFolder, manifest: Manifest) -> Iterator[bytes]:
-    """The paths in a tree that its manifest does not name, without caches; a folder is one path.
+    """Iterate over the paths in a tree that its manifest does not list, without caches; a folder is one path.
 
-    Only folders that were changed since the tree was made are read.
+    Only folders that were changed since the creation of the tree are read.
     """
     for path, folder in manifest.folders.items():
         if path.rpartition(b"/")[2] in CACHES:
@@ -35,11 +35,11 @@ def strays(tree: TreeFolder, manifest: Manifest) -> Iterator[bytes]:
 
 
 def strays_in(tree: TreeFolder, path: bytes, folder: Folder) -> Iterator[bytes]:
-    """The same for one folder."""
+    """Do the same for one folder."""
     try:
         names = tree.names(path)
     except OSError:
-        return  # a rank has removed it, or put something else in its place: that is a stray of the folder above
+        return  # a rank has removed or replaced it; a replacement is a stray of the parent folder
     for name in names:
         if name in folder.files or name in folder.links or name in folder.folders or name in CACHES:
             continue
@@ -50,23 +50,23 @@ class Keeper:
     """Moves files of ranks into the next tree, or into a folder ``kept``.
 
     Args:
-        tree: the folder ``kept`` of a workspace, made at first use.
-        label: a folder in it, for everything that is kept at this time.
+        tree: the folder ``kept`` of a workspace, created at first use.
+        label: the name of a folder in it for everything that is kept now.
     """
 
     def __init__(self, tree: TreeFolder, label: str) -> None:
         self.tree = tree
         self._label = os.fsencode(label)
-        #: Paths that moved to the new tree.
+        #: Paths moved to the new tree.
         self.moved: list[str] = []
-        #: Paths that could not, and where they are now.
+        #: Paths that conflict with the new tree, and their new locations.
         self.kept: list[str] = []
 
     def move(self, part: str, source: TreeFolder, path: bytes, target: TreeFolder, manifest: Manifest) -> None:
-        """Move a path to the same place in another tree; folders that exist on both sides are merged.
+        """Move a path to the same place in another tree; folders that exist in both are merged.
 
         Args:
-            manifest: of the target, whose own entries stay.
+            manifest: of the target; its entries are not replaced.
         """
         about = source.stat(path)
         if about is None:
@@ -114,12 +114,12 @@ def _rename(source: TreeFolder, path: bytes, target: TreeFolder, place: bytes) -
 
 @dataclass
 class Inventory:
-    """Files and folders below a folder, as they were found.
+    """Files and folders found below a folder.
 
     Attributes:
         files: the inode of each file and link, by path.
-        folders: the folders, those above first.
-        size: of all files (bytes).
+        folders: the folders, parents first.
+        size: the total size of all files (bytes).
     """
 
     files: dict[bytes, int] = field(default_factory=dict[bytes, int])
@@ -131,11 +131,11 @@ class Footprint(msgspec.Struct, array_like=True):
     """Content of a workspace on a host.
 
     Attributes:
-        generations: how many a rollback can go to, the current one among them.
-        files: how many files its trees have.
-        size: of these (bytes). Trees may share bytes.
-        kept_files: how many files of ranks are kept, as they were in the way of a tree, or in a forgotten one.
-        kept_size: of these (bytes).
+        generations: the number of generations that a rollback can go to, including the current one.
+        files: the number of files in its trees.
+        size: their total size (bytes). Trees may share bytes.
+        kept_files: the number of kept files of ranks, which were in conflict with a tree or in a forgotten tree.
+        kept_size: their total size (bytes).
         users: the processes of this user that use the trees, for messages.
     """
 
@@ -148,7 +148,7 @@ class Footprint(msgspec.Struct, array_like=True):
 
 
 def inventory(tree: TreeFolder) -> Inventory:
-    """List all files and folders below a folder; links are not followed."""
+    """List all files and folders below a folder, without following links."""
     found = Inventory()
     todo = [b""]
     while todo:
@@ -156,7 +156,7 @@ def inventory(tree: TreeFolder) -> Inventory:
         try:
             names = tree.names(folder)
         except OSError:
-            continue  # it has just been removed, or replaced
+            continue  # it has just been removed or replaced
         for name in names:
             path = entry_path(folder, name)
             about = tree.stat(path)
@@ -175,7 +175,7 @@ def remove(tree: TreeFolder, listed: Inventory) -> tuple[int, int]:
     """Remove the files of an inventory that are unchanged and that no process has open.
 
     Returns:
-        How many files were removed, and their size (bytes).
+        The number of removed files, and their size (bytes).
     """
     used = open_files(resolved(tree.fd))
     here = resolved(tree.fd)
@@ -197,7 +197,7 @@ def remove(tree: TreeFolder, listed: Inventory) -> tuple[int, int]:
 
 
 def kept_tree(workspace: PrivateFolder) -> TreeFolder | None:
-    """The folder ``kept`` of a workspace; None: nothing was kept."""
+    """Return the folder ``kept`` of a workspace; None if nothing was kept."""
     try:
         return TreeFolder.open(f"{workspace.path}/kept", "kept", workspace.fd)
     except FileNotFoundError:

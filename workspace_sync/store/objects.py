@@ -1,4 +1,4 @@
-"""Content by digest that no tree holds: files that have left a tree, and replaced pieces of large ones."""
+"""Content by digest that is in no tree: files that have left a tree, and replaced pieces of large files."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from workspace_sync.model.manifest import DIGEST_SIZE
 from workspace_sync.store.tree import Descriptor
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Objects that are being written, each locked (``flock``) by who writes it.
+#: Folder of objects that are being written; each writer holds a lock (``flock``) on its object.
 _NEW = "new"
 
 
 class Objects:
-    """The folder ``objects`` of a store. Several processes use it at once: objects are added and removed by renaming.
+    """The folder ``objects`` of a store, used by several processes at once. Objects are added and removed by renaming.
 
-    An object is named by the digest that its content should have. Whatever uses one hashes it.
+    The name of an object is the expected digest of its content. Every user of an object verifies the digest.
     """
 
     def __init__(self, folder: PrivateFolder) -> None:
@@ -29,19 +29,19 @@ class Objects:
 
     @property
     def path(self) -> str:
-        """Its path, for messages."""
+        """The path of the folder, for messages."""
         return self._folder.path
 
     def path_of(self, digest: bytes) -> str:
-        """The path of an object, for messages."""
+        """Return the path of an object, for messages."""
         return f"{self._folder.path}/{_name(digest)}"
 
     def close(self) -> None:
-        """Close its descriptor."""
+        """Close the folder's descriptor."""
         self._folder.close()
 
     def open(self, digest: bytes) -> int | None:
-        """Open an object for reading; None: there is none."""
+        """Open an object for reading; return None if there is none."""
         try:
             return os.open(_name(digest), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder.fd)
         except OSError as e:
@@ -50,12 +50,12 @@ class Objects:
             raise
 
     def take_in(self, digest: bytes, folder: int, name: bytes) -> None:
-        """Move a file into the objects, over one that is there; that is new then, and not collected soon.
+        """Move a file into the objects, replacing an existing one. The object counts as new and is not collected soon.
 
         Args:
-            digest: of its content, as far as is known.
-            folder: a descriptor of the folder that it is in.
-            name: its name there.
+            digest: the presumed digest of its content.
+            folder: a descriptor of its folder.
+            name: its name in the folder.
         """
         target = _name(digest)
         try:
@@ -64,7 +64,7 @@ class Objects:
             self._make(target)
             os.rename(name, target, src_dir_fd=folder, dst_dir_fd=self._folder.fd)
         try:
-            # Of two names of one file, rename() keeps both.
+            # If both names refer to the same file, rename() keeps both.
             if self._same(target, folder, name):
                 os.unlink(name, dir_fd=folder)
         except FileNotFoundError:
@@ -79,7 +79,7 @@ class Objects:
         os.rename(_name(digest), name, src_dir_fd=self._folder.fd, dst_dir_fd=folder)
 
     def write(self, digest: bytes, data: memoryview | bytes) -> None:
-        """Store some content, unless it is there."""
+        """Store some content unless it is already stored."""
         target = _name(digest)
         try:
             os.stat(target, dir_fd=self._folder.fd, follow_symlinks=False)
@@ -98,20 +98,20 @@ class Objects:
             os.close(fd)
 
     def _begin(self) -> tuple[int, str]:
-        """Create a file for an object, locked for as long as it is open; its descriptor and name."""
+        """Create a file for an object, locked while it is open; return its descriptor and name."""
         self._make(_NEW)
         while True:
-            # Not the process's id: processes of other hosts may use this store, too.
+            # Not the process id: processes of other hosts may use this store, too.
             new = f"{_NEW}/{secrets.token_hex(8)}"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             fd = os.open(new, flags, 0o600, dir_fd=self._folder.fd)
             fcntl.flock(fd, fcntl.LOCK_EX)
             if os.fstat(fd).st_nlink:
                 return fd, new
-            os.close(fd)  # it was taken for one that was left behind, before it was locked
+            os.close(fd)  # another process has removed it as a leftover before it was locked
 
     def remove(self, digest: bytes) -> None:
-        """Remove an object, if it is there."""
+        """Remove an object if it exists."""
         try:
             os.unlink(_name(digest), dir_fd=self._folder.fd)
         except FileNotFoundError:
@@ -122,7 +122,7 @@ class Objects:
         return next(self.all(), None) is not None
 
     def names(self) -> set[bytes]:
-        """The digests of all objects."""
+        """Return the digests of all objects."""
         found: set[bytes] = set()
         for inside in self._folder.names():
             try:
@@ -133,7 +133,7 @@ class Objects:
         return found
 
     def all(self) -> Iterator[tuple[bytes, os.stat_result]]:
-        """The digest and state of each object."""
+        """Iterate over the digest and state of each object."""
         for inside, name, about in self._entries():
             digest = _digest(inside + name)
             if digest is not None and stat.S_ISREG(about.st_mode):

@@ -1,4 +1,4 @@
-"""Find out which folders and files processes of this user use on this host."""
+"""Find the folders and files that processes of this user use on this host."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 
 
 def resolved(fd: int) -> bytes:
-    """The path of an open folder, without links: as the kernel shows it for other processes."""
+    """Return the path of an open folder, without links, as the kernel shows it for other processes."""
     return os.readlink(b"/proc/self/fd/%d" % fd)
 
 
 def working_folders() -> set[bytes]:
-    """The folders in which processes work."""
+    """Return the working directories of processes."""
     return {folder for process in _processes() if (folder := _folder_of(process))}
 
 
@@ -26,7 +26,7 @@ def open_files(below: bytes) -> set[bytes]:
 
 
 def users_of(below: bytes) -> list[str]:
-    """Describe the other processes that work in a folder or have files in it open or mapped, for messages.
+    """Describe the other processes that work in a folder, or have files in it open or mapped, for messages.
 
     Args:
         below: the folder (``resolved``).
@@ -42,7 +42,7 @@ def users_of(below: bytes) -> list[str]:
 
 
 def _folder_of(process: bytes) -> bytes:
-    """Return the folder in which a process works; empty if it has ended, or belongs to another user."""
+    """Return the working directory of a process; empty if it has ended or belongs to another user."""
     try:
         return os.readlink(process + b"/cwd")
     except OSError:
@@ -50,7 +50,7 @@ def _folder_of(process: bytes) -> bytes:
 
 
 def _files_of(process: bytes, inside: bytes) -> set[bytes]:
-    """Return the files with a path prefix that a process has open or mapped, as far as this user may see them."""
+    """Return the files with a path prefix that a process has open or mapped, as far as this user can see them."""
     found: set[bytes] = set()
     try:
         with open(process + b"/maps", "rb") as maps:

@@ -1,8 +1,8 @@
 """Records of a store: small files, checked by digest, replaced atomically, with a version.
 
-A record is never trusted without its digest: one that is truncated or changed is reported, and never guessed at. They
-are not flushed to disk one by one: after a power failure trees are verified before they are used again, and a
-record that was lost with the power costs a verification.
+A record is never trusted without its digest: a truncated or changed record is reported as damaged. Records are not
+flushed to disk individually. After a power failure, trees are verified before they are used again, so a lost record
+costs only a verification.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from workspace_sync.store.failures import explain
 
 R = TypeVar("R")
 
-#: The version of what a store has on disk. It rises when an older program could not read it.
+#: The version of the format on disk. It increases when an older program could not read it.
 FORMAT = 1
 _MAGIC = b"monarch sync "
 _HEAD = len(_MAGIC) + 5 + DIGEST_SIZE
 
 
 class StoreRecord(msgspec.Struct, array_like=True):
-    """Record of a store. Its version is that of the record."""
+    """A record of a store. ``version`` is the version of its format."""
 
     made_by: str = "monarch_kernel"
 
@@ -35,11 +35,11 @@ class SlotRecord(msgspec.Struct, array_like=True):
     """Content of a slot.
 
     Attributes:
-        part: the part of a workspace that it is for ("tree", "env").
-        digest: of the manifest that it holds; empty: nothing.
-        target: while it is being changed, the digest of the manifest that it shall hold; otherwise empty.
-        boot: the boot of the machine in which that was known; after another one the slot is verified first.
-        suspect: content of it was found to be damaged.
+        part: its part of a workspace ("tree", "env").
+        digest: of the manifest of its content; empty: no content.
+        target: during a change, the digest of the new manifest; otherwise empty.
+        boot: the boot of the machine during which the record was written; after a reboot, the slot is verified first.
+        suspect: whether damaged content was found in it.
     """
 
     part: str
@@ -53,15 +53,15 @@ class Generation(msgspec.Struct, array_like=True):
     """A pair of trees (folders, environment) that a host has switched to.
 
     Attributes:
-        number: it rises with each switch.
-        parts: (slot, digest of the manifest) by part; the slot may hold another tree by now.
-        previous: the generation that a rollback from here goes to; 0: there is none.
-        time: when it was switched to (seconds since the epoch).
-        moved: paths that ranks had made, and that moved along ("part/path").
-        kept: what ranks had made where the new tree has something else, and where it is now ("part/path: place").
-        changed: the first path that differs from the generation before it; empty for the first one.
-        changes: how many paths differ.
-        broken: why ranks could not import what it has; such a generation is not gone back to unless it is named.
+        number: its number, which increases with each switch.
+        parts: (slot, digest of the manifest) by part; the slot may contain another tree by now.
+        previous: the generation that a rollback from this one goes to; 0: none.
+        time: the time of the switch to it (seconds since the epoch).
+        moved: paths created by ranks that were moved to it ("part/path").
+        kept: paths created by ranks that conflict with it, and their new locations ("part/path: place").
+        changed: the first path that differs from the previous generation; empty for the first one.
+        changes: the number of paths that differ.
+        broken: why ranks could not import its content; a rollback goes to such a generation only if it is named.
     """
 
     number: int
@@ -103,7 +103,7 @@ def write_record(folder: PrivateFolder, name: str, record: object) -> None:
 
 
 def remove_record(folder: PrivateFolder, name: str) -> None:
-    """Remove a record, or a link, if it is there."""
+    """Remove a record or link if it exists."""
     try:
         os.unlink(name, dir_fd=folder.fd)
     except FileNotFoundError:
@@ -115,7 +115,7 @@ def read_record(folder: PrivateFolder, name: str, kind: type[R]) -> R:
 
     Raises:
         FileNotFoundError: there is none.
-        TamperedError: it was changed or cut off.
+        TamperedError: it was changed or truncated.
         StoreError: a newer version has written it, or it cannot be read.
     """
     path = os.path.join(folder.path, name)
@@ -149,6 +149,6 @@ def _read(folder: PrivateFolder, name: str, path: str) -> bytes:
 
 
 def boot_id() -> str:
-    """The identity of this boot of the machine."""
+    """Return the identity of this boot of the machine."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()

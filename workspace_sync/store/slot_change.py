@@ -1,9 +1,9 @@
-"""Change one slot from the tree that it holds to another one.
+"""Change one slot from its current tree to another one.
 
-Files that leave the slot move into the objects. Each file of the new tree is made from what this host has, if possible;
-the rest is named as missing, and ``put`` writes it straight into its place. Until the change is finished or abandoned,
-the slot's record says that it is being changed, so a process that is killed leaves a slot that is examined before it is
-used again.
+Files that leave the slot are moved into the objects. Each file of the new tree is created from content of this host, if
+possible; the rest is reported as missing, and ``put`` writes it directly to its place. Until the change is finished or
+abandoned, the slot's record marks it as being changed. If the process is killed, the slot is therefore examined before
+it is used again.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from workspace_sync.store.tree import Descriptor, TreeFolder
 if TYPE_CHECKING:
     from workspace_sync.environment.rewriter import Rewriter
 
-#: Threads that make files from those of other trees, and how many files one of them takes at a time.
+#: The number of threads that create files from other trees, and the number of files that one of them takes at a time.
 _THREADS = min(4, len(os.sched_getaffinity(0)))
 _BATCH = 64
-#: How often it is asked whether to stop (seconds).
+#: The interval of checks whether to stop (seconds).
 _ASKED = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class _Want:
-    """A place for a piece that is missing."""
+    """The place of a missing piece."""
 
     path: bytes
     entry: FileEntry
@@ -51,19 +51,19 @@ class _Want:
 
 
 class SlotChange:
-    """Change one slot; ``begin``, then ``put`` from any thread, then ``finish`` or ``abandon``.
+    """Change of one slot: ``begin``, then ``put`` from any thread, then ``finish`` or ``abandon``.
 
     Args:
         part: of the workspace.
         tree: the slot.
-        have: what it holds, exactly.
-        target: what it shall hold; its ``rewritten`` is filled in.
-        sources: what this host has.
+        have: its exact content.
+        target: its new content; ``rewritten`` of it is filled in.
+        sources: the content of this host.
         facts: of the file system.
-        keeper: takes what ranks have made where the new tree has something else.
-        rewriter: for files of an environment that name its prefix.
-        discards: asked with the digest of a file that leaves: whether it need not become an object.
-        early: what is in the slot already, as it was sent before there was a manifest.
+        keeper: keeps paths created by ranks that conflict with the new tree.
+        rewriter: for files of an environment that contain its prefix.
+        discards: returns whether a file that leaves, by digest, need not become an object.
+        early: content that is already in the slot, because it was sent before there was a manifest.
     """
 
     def __init__(
@@ -91,44 +91,44 @@ class SlotChange:
         self._early = early
         self._lock = threading.Lock()
         self._wants: dict[bytes, list[_Want]] = {}
-        #: Files of the target that are not there (yet), and those that this change has made.
+        #: Files of the target that are missing so far, and files created by this change.
         self._pending: dict[bytes, FileEntry] = {}
         self._made: list[bytes] = []
-        #: Large files with pieces that are there, to be finished when all are.
+        #: Large files with present pieces, which are finished when they are complete.
         self._partly: dict[bytes, FileEntry] = {}
-        #: Files that hold hashes of others and are made after those, with their content at the client.
+        #: Files with hashes of other files, which are created after those, with their content at the client.
         self._indexes: dict[bytes, tuple[FileEntry, bytes]] = {}
-        #: Folders of the slot that may not be written to.
+        #: Folders of the slot without write permission.
         self._closed = {path for path, folder in have.manifest.folders.items() if folder.mode & 0o300 != 0o300}
         self._touched: set[bytes] = set()
         self._freed: set[bytes] = set()
-        #: Modules that change, by folder: the stems of their names.
+        #: Changed modules, by folder: the stems of their names.
         self._stems: dict[bytes, set[bytes]] = {}
-        #: Files of the slot that processes have open, once it is known.
+        #: Files of the slot that processes have open, once determined.
         self._open: set[bytes] | None = None
         self._umask = umask()
         self.reused = 0
 
     @property
     def files(self) -> int:
-        """The number of files that were made."""
+        """The number of created files."""
         return len(self._made)
 
     def missing(self) -> list[tuple[bytes, int]]:
-        """The (digest, size) of each piece that this host does not have."""
+        """Return the (digest, size) of each piece that this host does not have."""
         with self._lock:
             return [(digest, wants[0].size) for digest, wants in self._wants.items()]
 
-    # -- the change, without what is missing ---------------------------------------------------------
+    # -- the change, without missing content ---------------------------------------------------------
 
     def begin(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Remove old entries, make folders and links, and make each file whose content this host has.
+        """Remove old entries, create folders and links, and create each file whose content this host has.
 
         Args:
-            stopped: asked between files; true: leave the rest out. Such a change can only be abandoned.
+            stopped: checked between files; true: skip the rest. Such a change can only be abandoned.
 
         Raises:
-            StoreError: this host cannot hold the tree. Nothing was changed if a name or the space is the reason.
+            StoreError: this host cannot store the tree. If the reason is a name or the space, nothing was changed.
         """
         removed: list[tuple[bytes, FileEntry | bytes | int]] = []
         folders: list[bytes] = []
@@ -162,7 +162,7 @@ class SlotChange:
         for path in self._touched:
             if path in self.have.manifest.folders:
                 with self._explain(path):
-                    self.tree.folder(path)  # nothing else has taken its place
+                    self.tree.folder(path)  # it was not replaced by something else
         self._pending = {**dict(files), **{path: new for path, _, new in inside}}
         for path, old in removed:
             self._remove(path, old)
@@ -180,7 +180,7 @@ class SlotChange:
         return explain(self.tree.path, path)
 
     def _touch(self, path: bytes, is_folder: bool) -> None:
-        """Note folders whose mode and time are to be set in the end."""
+        """Record folders whose mode and time will be set at the end."""
         if not is_folder:
             path = path.rpartition(b"/")[0]
         while path not in self._touched:
@@ -188,7 +188,7 @@ class SlotChange:
             path = path.rpartition(b"/")[0]
 
     def _only_mode(self, path: bytes, old: FileEntry, new: FileEntry) -> bool:
-        """Change the mode of a file in place, if nothing else differs and no other tree shares it."""
+        """Change the mode of a file in place, if nothing else differs and no other tree shares the file."""
         if (old.digest, old.rewrite) != (new.digest, new.rewrite):
             return False
         with self._explain(path):
@@ -200,7 +200,7 @@ class SlotChange:
         return True
 
     def _mostly_same(self, path: bytes, old: FileEntry, new: FileEntry) -> bool:
-        """Return whether most of a large file stays where it is, so that it is best changed inside."""
+        """Return whether most of a large file stays in place, so that it is best changed in place."""
         if not old.chunks or not new.chunks or old.rewrite or new.rewrite:
             return False
         if 2 * sum(size for _, _, size in set(old.pieces()) & set(new.pieces())) < new.size:
@@ -219,7 +219,7 @@ class SlotChange:
         )
 
     def _check_names(self, new: list[bytes]) -> None:
-        """Refuse what this file system cannot hold, before anything is changed."""
+        """Refuse names that this file system cannot store, before anything is changed."""
         longest = self._facts.longest
         for path in new:
             name = path.rpartition(b"/")[2]
@@ -248,10 +248,10 @@ class SlotChange:
     def _check_space(
         self, removed: list[tuple[bytes, FileEntry | bytes | int]], files: list[tuple[bytes, FileEntry]], there: int
     ) -> None:
-        """Refuse what the disk has no room for, before anything is changed. (Files that only move need none.)
+        """Refuse a tree that is too large for the disk, before anything is changed. Files that only move need no space.
 
         Args:
-            there: bytes of files that are in their places already.
+            there: the size of files that are already in their places (bytes).
         """
         if self._facts.reflink:
             return
@@ -284,7 +284,7 @@ class SlotChange:
                 self._remove_folder(path)
 
     def _remove_folder(self, path: bytes) -> None:
-        """Remove all that the manifest names below a folder, and the folder; what else is left there is kept."""
+        """Remove everything below a folder that the manifest lists, and the folder. Other files there are kept."""
         folder = self.have.manifest.folders[path]
         for name in folder.folders:
             self._remove(entry_path(path, name), 0)
@@ -317,7 +317,7 @@ class SlotChange:
         self._freed.add(content[0])
 
     def _is_ours(self, path: bytes, entry: FileEntry, content: tuple[bytes, int], about: os.stat_result) -> bool:
-        """Return whether a file is as the manifest says: its size and time do, else its content."""
+        """Return whether a file matches the manifest, by its size and time, or else by its content."""
         if about.st_size != content[1]:
             return False
         if about.st_mtime_ns == entry.mtime:
@@ -331,7 +331,7 @@ class SlotChange:
             self._stems.setdefault(folder, set()).add(name[:-3])
 
     def _remove_compiled(self, folders: Iterable[bytes]) -> None:
-        """Remove the compiled files of changed modules: the size and time in them may fit the new source, too."""
+        """Remove the compiled files of changed modules: the size and time in them might also match the new source."""
         for folder in folders:
             stems = self._stems.pop(folder, None)
             cache = entry_path(folder, b"__pycache__")
@@ -356,11 +356,11 @@ class SlotChange:
         with self._explain(path):
             about = self.tree.stat(path)
             if about is not None and stat.S_ISDIR(about.st_mode):
-                return  # it has files of ranks, or its caches
+                return  # it contains files of ranks, or caches
             self._create(path, lambda folder, name: os.mkdir(name, 0o700, dir_fd=folder))
 
     def _create(self, path: bytes, create: Callable[[int, bytes], object]) -> None:
-        """Make an entry; what a rank has put in its place is kept elsewhere."""
+        """Create an entry; if a rank has created something in its place, that is kept elsewhere."""
         self._writable(path.rpartition(b"/")[0])
         try:
             create(*self.tree.place(path))
@@ -369,14 +369,14 @@ class SlotChange:
             create(*self.tree.place(path))
 
     def _writable(self, path: bytes) -> None:
-        """Make a folder writable; its mode is set again in the end."""
+        """Make a folder writable; its mode is restored at the end."""
         if path in self._closed:
             fd = self.tree.folder(path)
             if os.fstat(fd).st_mode & 0o300 != 0o300:
                 os.fchmod(fd, self.have.manifest.folders[path].mode | 0o700)
 
     def _new_file(self, path: bytes, entry: FileEntry, *, unfinished: bool = False) -> int:
-        """Create a file with its mode; one that is `unfinished` can still be opened for writing until it is whole."""
+        """Create a file with its mode. An `unfinished` file can be reopened for writing until it is complete."""
         mode = self.target.mode(entry) | (0o200 if unfinished else 0)
         self._writable(path.rpartition(b"/")[0])
         try:
@@ -392,7 +392,7 @@ class SlotChange:
         del self._pending[path]
         self._made.append(path)
 
-    # -- what this host has ---------------------------------------------------------------------------------
+    # -- content of this host -------------------------------------------------------------------------------
 
     def _make_files(
         self,
@@ -400,7 +400,7 @@ class SlotChange:
         inside: list[tuple[bytes, FileEntry, FileEntry]],
         stopped: Callable[[], bool],
     ) -> None:
-        """Make the files of which this host has the content, and note what is missing of the others."""
+        """Create the files whose content this host has, and record the missing content of the others."""
         self.sources.expect(len(files))
         for held in (self.target, self.have, *(donor.held for donor in self.sources.donors)):
             self.sources.learn(held)
@@ -434,7 +434,7 @@ class SlotChange:
     def _make_near(
         self, files: list[tuple[bytes, FileEntry]], stopped: Callable[[], bool]
     ) -> list[tuple[bytes, FileEntry]]:
-        """``_from_near`` for all files; those for which it does not suffice."""
+        """Call ``_from_near`` for all files; return those that could not be created."""
 
         def some(part: list[tuple[bytes, FileEntry]]) -> list[tuple[bytes, FileEntry]]:
             rest: list[tuple[bytes, FileEntry]] = []
@@ -453,7 +453,7 @@ class SlotChange:
             return [each for part in parts for each in part]
 
     def _from_near(self, path: bytes, entry: FileEntry) -> bool:
-        """Make a file from what has just left the slot, from the same path of another tree, or from an object."""
+        """Create a file from one that has just left the slot, from the same path of another tree, or from an object."""
         if entry.size == 0:
             fd = self._new_file(path, entry)
             os.utime(fd, ns=(entry.mtime, entry.mtime))
@@ -499,7 +499,7 @@ class SlotChange:
         return True
 
     def _from_tree(self, path: bytes, entry: FileEntry, content: tuple[bytes, int], place: ContentLocation) -> bool:
-        """Make a file from one of another tree: by a hard link where that is safe, else from its content."""
+        """Create a file from a file of another tree: by a hard link if that is safe, else from its content."""
         try:
             fd = place.donor.tree.open_file(place.path)
         except OSError:
@@ -514,7 +514,7 @@ class SlotChange:
     def _linked(
         self, path: bytes, entry: FileEntry, content: tuple[bytes, int], place: ContentLocation, fd: int
     ) -> bool:
-        """Make a file a hard link to one of another tree, if neither may be written to; returns whether it is."""
+        """Create a file as a hard link to one of another tree if both are read-only; return whether it was created."""
         if not self.target.read_only or not place.donor.held.read_only:
             return False
         about = os.fstat(fd)
@@ -536,7 +536,7 @@ class SlotChange:
         return True
 
     def _copied(self, path: bytes, entry: FileEntry, content: tuple[bytes, int], source: int) -> bool:
-        """Make a file from an open one; false: that has other content than it should."""
+        """Create a file from an open one; return False if that has unexpected content."""
         fd = self._new_file(path, entry)
         try:
             ours = copy(source, fd, content[1], shares=self._facts.reflink) == content[0]
@@ -561,7 +561,7 @@ class SlotChange:
         self._done(path)
 
     def _from_far(self, path: bytes, entry: FileEntry) -> None:
-        """Make a file from wherever its content or pieces of it are, and note the pieces that are missing."""
+        """Create a file from its content or pieces of it, wherever they are; record the missing pieces."""
         content = self.sources.content(entry)
         place = self.sources.place(content[0]) if content is not None else None
         if content is None or place is None or not self._is_whole(place, content):
@@ -588,7 +588,7 @@ class SlotChange:
         return entry is not None and place.donor.held.content(place.path, entry) == content
 
     def _fill(self, fd: int, path: bytes, entry: FileEntry, digest: bytes, offset: int, size: int) -> None:
-        """Write one piece of a large file, or note that it is missing."""
+        """Write one piece of a large file, or record that it is missing."""
         data = self.sources.piece(digest, size)
         if data is None:
             self._want(digest, _Want(path, entry, offset, size))
@@ -600,7 +600,7 @@ class SlotChange:
         self._wants.setdefault(digest, []).append(want)
 
     def _from_clone(self, path: bytes, old: FileEntry, new: FileEntry) -> bool:
-        """Make a large file from one that has left the slot, with which it shares most bytes; returns whether it is."""
+        """Create a large file from one that has left the slot and shares most bytes; return whether it was created."""
         self._remove_file(path, old)
         if self._from_near(path, new):
             return True
@@ -616,14 +616,14 @@ class SlotChange:
         return shares
 
     def _change_inside(self, path: bytes, old: FileEntry, new: FileEntry) -> None:
-        """Change pieces of a large file. Those that go become objects first, so that a rollback finds them.
+        """Change pieces of a large file in place. Replaced pieces first become objects, so that a rollback finds them.
 
-        (If files can share bytes, the whole earlier file is an object already.)
+        If files can share bytes, the whole earlier file already is an object.
         """
         self._writable(path.rpartition(b"/")[0])
         unfinished = self.target.mode(new) | 0o200
         with Descriptor(self.tree.open_file(path)) as fd:
-            os.fchmod(fd, unfinished)  # who is not root cannot open a read-only file for writing
+            os.fchmod(fd, unfinished)  # users other than root cannot open a read-only file for writing
         with Descriptor(self.tree.reopen(path)) as fd:
             self._partly[path] = new
             stays = set(old.pieces()) & set(new.pieces())
@@ -648,10 +648,10 @@ class SlotChange:
                     self._fill(fd, path, new, digest, offset, size)
             os.ftruncate(fd, new.size)
 
-    # -- what arrives ----------------------------------------------------------------------------------
+    # -- received content --------------------------------------------------------------------------------
 
     def put(self, digest: bytes, data: memoryview) -> None:
-        """Write a piece wherever it is missing. It has been verified.
+        """Write a verified piece wherever it is missing.
 
         Raises:
             StoreError: it cannot be written.
@@ -676,7 +676,7 @@ class SlotChange:
             raise
 
     def _write(self, path: bytes, entry: FileEntry, data: memoryview | bytes, *, last: bool = False) -> None:
-        """Make a file from its whole content at the client."""
+        """Create a file from its complete content at the client."""
         if entry.rewrite is not None:
             if entry.rewrite.files and not last:
                 with self._lock:
@@ -704,11 +704,11 @@ class SlotChange:
         return result
 
     def _made_content(self, path: bytes) -> bytes:
-        """The content of a file that has been made."""
+        """Return the content of a file that was created."""
         with os.fdopen(self.tree.open_file(path), "rb") as file:
             return file.read()
 
-    # -- the end ------------------------------------------------------------------------------------------
+    # -- finish and abandon ------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Complete the tree: large files, modes and times.
@@ -741,9 +741,9 @@ class SlotChange:
                     self.tree.finish_folder(path, manifest.folders[path])
 
     def _finish_large(self, path: bytes, entry: FileEntry) -> None:
-        # Its digest is not computed again: each chunk was hashed before it was written at its offset, or where it lay;
-        # the manifest's chunks cover the file without gaps; and the client hashed file and chunks from the same bytes.
-        # What another process writes into it meanwhile is found as in every other file, by a verification.
+        # Its digest is not computed again: each chunk was hashed before it was written at its offset, or in place; the
+        # manifest's chunks cover the file without gaps; and the client hashed file and chunks from the same bytes. A
+        # verification finds concurrent writes by other processes, as in every other file.
         with Descriptor(self.tree.open_file(path)) as fd:
             if (size := os.fstat(fd).st_size) != entry.size:
                 raise StoreError(
@@ -762,10 +762,10 @@ class SlotChange:
         del self._partly[path]
 
     def abandon(self, *, keep_made: bool) -> HeldManifest:
-        """Stop the change where it is; return the content of the slot.
+        """Stop the change in its current state; return the content of the slot.
 
         Args:
-            keep_made: keep files that were made; otherwise they are removed, so that nothing is left staged.
+            keep_made: keep the created files; otherwise they are removed, so that nothing stays staged.
 
         Raises:
             StoreError: something cannot be removed.
@@ -795,7 +795,7 @@ class SlotChange:
 
 
 def _above(paths: Iterable[bytes]) -> Iterator[bytes]:
-    """The folders of some paths, and those above."""
+    """Iterate over the folders of some paths, and their parents."""
     for path in paths:
         while path:
             path = path.rpartition(b"/")[0]
@@ -803,10 +803,10 @@ def _above(paths: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def verified(digest: bytes, data: memoryview) -> None:
-    """Check a piece that has arrived.
+    """Verify a received piece.
 
     Raises:
-        TamperedError: it is not what its digest says.
+        TamperedError: it does not match its digest.
     """
     if digest_of(data) != digest:
         raise TamperedError(
@@ -815,7 +815,7 @@ def verified(digest: bytes, data: memoryview) -> None:
 
 
 def _seldom(stopped: Callable[[], bool]) -> Callable[[], bool]:
-    """The same question, asked a few times a second only, until the answer is yes."""
+    """Rate-limit a check: call it only a few times a second until it returns true."""
     since = 0.0
     answer = False
 

@@ -1,4 +1,4 @@
-"""Slots of a workspace on one host: folders with whole trees, their records, and the manifests."""
+"""Slots of a workspace on one host: folders with complete trees, their records, and the manifests."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from workspace_sync.store.records import (
 from workspace_sync.store.sources import Donor
 from workspace_sync.store.tree import TreeFolder
 
-#: The part whose files several trees may share: an environment is written by installers only.
+#: The part whose files several trees may share, because only installers write to an environment.
 ENVIRONMENT = "env"
 _STATE = ".state"
 _MANIFEST = re.compile("([0-9a-f]{64})(?:-([0-9a-f]{64}))?")
-#: So many manifests may be noted as differences to each other.
+#: The number of manifests that may be stored as differences to each other.
 _LONGEST_CHAIN = 8
-#: Manifests that are kept in memory.
+#: The number of manifests kept in memory.
 _IN_MEMORY = 6
-#: How often a manifest is looked for that another process is just noting in another way.
+#: The number of attempts to read a manifest that another process is just storing in another form.
 _TRIES = 5
 
 
@@ -48,7 +48,7 @@ class Slots:
         folder: ``slots``.
         manifests: ``manifests``.
         objects: of the store.
-        shares: whether files of environments can be shared by hard links on this host.
+        shares: whether hard links can share files of environments on this host.
     """
 
     def __init__(
@@ -63,28 +63,28 @@ class Slots:
         self.boot = boot_id()
 
     def close(self) -> None:
-        """Close its descriptors."""
+        """Close the descriptors."""
         self._folder.close()
         self._manifests.close()
 
     def path(self, slot: str) -> str:
-        """The path of a slot."""
+        """Return the path of a slot."""
         return f"{self._folder.path}/{slot}"
 
     # -- manifests ----------------------------------------------------------------------------------------
 
     def manifest_path(self, digest: bytes) -> str:
-        """The path of a manifest, for messages."""
+        """Return the path of a manifest, for messages."""
         return f"{self._manifests.path}/{_manifest_name(digest, self._saved().get(digest, b''))}"
 
     def held(self, part: str, digest: bytes) -> HeldManifest | None:
-        """A manifest as the slots of a part hold it; None: it is not here, or damaged. That of nothing is empty."""
+        """Return a manifest as held by slots of a part, empty for an empty digest; None if it is missing or damaged."""
         if not digest:
             return HeldManifest(empty(), {}, self.read_only(part))
         with self._mutex:
             held = self._held.pop(digest, None)
             if held is not None:
-                self._held[digest] = held  # the last that was used
+                self._held[digest] = held  # most recently used
         if held is None:
             held = self._read(digest)
             if held is None:
@@ -95,11 +95,11 @@ class Slots:
         return held
 
     def read_only(self, part: str) -> bool:
-        """Return whether the files of a part lack the right to write, so that trees can share them."""
+        """Return whether the files of a part have no write permission, so that trees can share them."""
         return part == ENVIRONMENT and self._shares()
 
     def _read(self, digest: bytes) -> HeldManifest | None:
-        """Read a manifest; another process may just be noting it in another way."""
+        """Read a manifest; another process may just be storing it in another form."""
         for _ in range(_TRIES):
             base = self._saved().get(digest)
             if base is None:
@@ -125,7 +125,7 @@ class Slots:
         return HeldManifest(manifest, record.rewritten)
 
     def _saved(self) -> dict[bytes, bytes]:
-        """The manifests on disk, each with the one that it is noted as the difference to; empty: it is noted whole."""
+        """Return the manifests on disk, each with its base if it is stored as a difference; empty: it is complete."""
         found: dict[bytes, bytes] = {}
         for name in self._manifests.names():
             if (match := _MANIFEST.fullmatch(name)) is not None:
@@ -141,7 +141,7 @@ class Slots:
                 del self._held[next(iter(self._held))]
 
     def _share(self, held: HeldManifest) -> None:
-        """Let a manifest that was read use the folders of one that is in memory."""
+        """Make a manifest that was read share the folders of one in memory."""
         with self._mutex:
             other = next(reversed(self._held.values()), None)
         for path, folder in held.manifest.folders.items() if other is not None else ():
@@ -150,16 +150,16 @@ class Slots:
                 held.manifest.folders[path] = same
 
     def glimpse(self, digest: bytes) -> HeldManifest | None:
-        """A manifest, without keeping it in memory."""
+        """Return a manifest without keeping it in memory."""
         with self._mutex:
             held = self._held.get(digest)
         return held or self._read(digest)
 
     def save(self, held: HeldManifest, base: HeldManifest | None = None) -> None:
-        """Keep a manifest on disk.
+        """Store a manifest on disk.
 
         Args:
-            base: a similar one that is on disk; only the difference is written then.
+            base: a similar manifest on disk; then only the difference is written.
         """
         saved = self._saved()
         digest, before = held.manifest.digest, b"" if base is None else base.manifest.digest
@@ -183,7 +183,7 @@ class Slots:
         return digest in self._saved()
 
     def drop_manifests(self, needed: Iterable[bytes]) -> None:
-        """Remove the manifests that no slot holds and that are not needed otherwise."""
+        """Remove the manifests that neither slots nor ``needed`` refer to."""
         keep = set(needed)
         for slot in self.names():
             record = self.record(slot)
@@ -205,7 +205,7 @@ class Slots:
                 del self._held[digest]
 
     def settle_manifests(self) -> None:
-        """Record manifests in full that are recorded as differences, so that no chain grows."""
+        """Store manifests in full that are stored as differences, so that chains do not grow."""
         for digest, base in self._saved().items():
             held = self.glimpse(digest) if base else None
             if held is not None:
@@ -214,12 +214,12 @@ class Slots:
     # -- slots ------------------------------------------------------------------------------------------------
 
     def names(self, part: str | None = None) -> list[str]:
-        """The slots (of a part), the newest first."""
+        """Return the slots (of a part), newest first."""
         found = [match for name in self._folder.names() if (match := SLOT.fullmatch(name))]
         return [match[0] for match in sorted(found, key=lambda m: -int(m[2])) if part in (None, match[1])]
 
     def record(self, slot: str) -> SlotRecord | None:
-        """Read the record of a slot; None: its content is not known.
+        """Read the record of a slot; return None if its content is unknown.
 
         Raises:
             StoreError: a newer version has written it.
@@ -230,17 +230,17 @@ class Slots:
             return None
 
     def note(self, slot: str, part: str, digest: bytes, *, target: bytes = b"", suspect: bool = False) -> None:
-        """Record the content of a slot, as of this boot.
+        """Record the content of a slot in this boot.
 
         Args:
             digest: of its manifest.
-            target: what it is being changed to.
-            suspect: content of it is damaged.
+            target: of the manifest that it is being changed to.
+            suspect: whether its content is damaged.
         """
         write_record(self._folder, slot + _STATE, SlotRecord(part, digest, target, self.boot, suspect))
 
     def problem(self, slot: str, digest: bytes) -> str:
-        """Explain why a slot is not known to hold a tree; empty: it is."""
+        """Explain why a slot is not known to contain a tree; "" if it is."""
         where = self.path(slot)
         if not self.is_there(slot):
             return f"{where} is missing"
@@ -273,11 +273,11 @@ class Slots:
             return False
 
     def interrupted(self, current: Iterable[bytes]) -> list[str]:
-        """The slots that a process has left half made.
+        """Return the slots that an interrupted process has left incomplete.
 
         Args:
-            current: the digests of the current trees: slots that were to follow these are none, nor those that were
-                being removed.
+            current: the digests of the current trees. Slots that were being changed to these, or being removed, are not
+                included.
         """
         ours = {*current, empty().digest}
         found: list[str] = []
@@ -288,7 +288,7 @@ class Slots:
         return found
 
     def new(self, part: str) -> str:
-        """Make a slot."""
+        """Create a slot."""
         number = max((int(name.rpartition("-")[2]) for name in self.names(part)), default=0) + 1
         slot = f"{part}-{number}"
         self.note(slot, part, b"")
@@ -297,10 +297,10 @@ class Slots:
         return slot
 
     def new_early(self, part: str, longest: int) -> EarlyTree:
-        """Make a slot for content that arrives before its manifest.
+        """Create a slot for content that arrives before its manifest.
 
         Args:
-            longest: the longest name that the file system takes (bytes).
+            longest: the maximum length of a name in the file system (bytes).
         """
         slot = self.new(part)
         self.note(slot, part, b"", target=EARLY)
@@ -320,7 +320,7 @@ class Slots:
                 self.remove(early.slot)
 
     def remove(self, slot: str) -> bool:
-        """Remove a slot that is empty; returns whether it is gone."""
+        """Remove an empty slot; return whether it is gone."""
         try:
             os.rmdir(slot, dir_fd=self._folder.fd)
         except OSError:
@@ -329,7 +329,7 @@ class Slots:
         return True
 
     def remove_records(self) -> None:
-        """Remove the records of slots that are gone, and all manifests."""
+        """Remove the records of slots that no longer exist, and all manifests."""
         for name in self._folder.names():
             slot = name.removesuffix(".new").removesuffix(_STATE)
             if slot != name and SLOT.fullmatch(slot) and not self.is_there(slot):
@@ -337,11 +337,11 @@ class Slots:
         self.drop_manifests(())
 
     def users(self) -> list[str]:
-        """The processes that use a tree, for messages."""
+        """Describe the processes that use a tree, for messages."""
         return users_of(resolved(self._folder.fd))
 
     def free(self, part: str, current: str, digest: bytes) -> list[str]:
-        """The slots of a part in which no process works, but the current one; the best for a tree first."""
+        """Return the slots of a part that no process works in, except the current one; the best for a tree first."""
         busy = working_folders()
         here = resolved(self._folder.fd)
 
@@ -356,7 +356,7 @@ class Slots:
         return sorted(filter(is_free, self.names(part)), key=order)
 
     def donors(self, part: str | None, but: Iterable[str], trees: list[TreeFolder], *, steady: bool) -> list[Donor]:
-        """Slots (of a part) that hold trees, as donors; their descriptors are added to ``trees``."""
+        """Return slots (of a part) with trees as donors; their descriptors are added to ``trees``."""
         found: list[Donor] = []
         for slot in self.names(part):
             record = None if slot in but else self.record(slot)
@@ -370,7 +370,7 @@ class Slots:
         return found
 
     def in_order(self, part: str, slot: str, digest: bytes) -> bool:
-        """Return whether a slot holds a tree; after a reboot, it is verified."""
+        """Return whether a slot contains a tree; after a reboot, verify it first."""
         record = self.record(slot)
         if record is None or record.digest != digest or record.target or record.suspect or not self.is_there(slot):
             return False
@@ -404,8 +404,8 @@ class Slots:
         """Determine the exact content of a slot before it is changed, and move files of ranks out of it.
 
         Args:
-            current: the current tree of the part, to which they move.
-            glance: look at each file's size and time.
+            current: the current tree of the part, the destination of these files.
+            glance: check size and time of each file.
             stopped: if true, ``InterruptedError`` is raised soon.
         """
         record = self.record(slot)
@@ -445,7 +445,7 @@ def carry(part: str, tree: TreeFolder, manifest: Manifest, current: Donor | None
 
     Args:
         manifest: of the tree.
-        current: None: there is none, and it is kept elsewhere.
+        current: None: there is no current tree, and the files are kept elsewhere.
     """
     for path in list(strays(tree, manifest)):
         if current is None:

@@ -1,4 +1,4 @@
-"""Locate content on this host: in trees, by their manifests, and in objects. It is hashed at every use."""
+"""Locate content on this host: in trees, by their manifests, and in objects. Content is hashed at every use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workspace_sync.store.examination import HeldManifest, Problem
 from workspace_sync.store.objects import Objects
 from workspace_sync.store.tree import Descriptor, TreeFolder
 
-#: From so many files on, the objects are listed first, not tried one by one.
+#: From this number of files on, the objects are listed first instead of being tried individually.
 _MANY = 256
 
 
@@ -21,8 +21,8 @@ class Donor:
 
     Attributes:
         tree: its folder.
-        held: what it should hold.
-        steady: nothing changes it now, so content that is not as its manifest says is worth a report.
+        held: its expected content.
+        steady: whether nothing changes it now, so that content that differs from its manifest is worth a report.
     """
 
     tree: TreeFolder
@@ -48,12 +48,12 @@ class ContentLocation:
 
 
 class Sources:
-    """Content on this host that a tree may use.
+    """Content on this host that can be used for a tree.
 
     Args:
         objects: of the store.
-        donors: trees, those with likely the same files first.
-        more: given the bytes that were not found in those, offers further trees.
+        donors: trees, in order of likely common files.
+        more: called with the number of bytes not found in these; returns further trees.
     """
 
     def __init__(
@@ -68,22 +68,22 @@ class Sources:
         self._places: dict[bytes, ContentLocation] = {}
         self._listed: set[bytes] | None = None
         self._known: dict[tuple[bytes, object], tuple[bytes, int]] = {}
-        #: Content that was damaged when it was to be used.
+        #: Content that was found damaged when it was to be used.
         self.problems: list[Problem] = []
 
     def expect(self, files: int) -> None:
-        """Prepare for so many files."""
+        """Prepare for this number of files."""
         self._listed = self.objects.names() if files > _MANY else None
 
     def learn(self, held: HeldManifest) -> None:
-        """Remember the rewritten form of originals on this host, from a tree that contains it."""
+        """Record the rewritten form of originals on this host, from a tree that contains it."""
         for path, content in held.rewritten.items():
             entry = held.manifest.file(path)
             if entry is not None:
                 self._known[entry.digest, entry.rewrite] = content
 
     def content(self, entry: FileEntry) -> tuple[bytes, int] | None:
-        """The (digest, size) that a file will have on this host; None: not known before it is rewritten."""
+        """Return the (digest, size) that a file will have on this host; None: unknown before it is rewritten."""
         if entry.rewrite is None:
             return entry.digest, entry.size
         return self._known.get((entry.digest, entry.rewrite))
@@ -98,18 +98,18 @@ class Sources:
                 yield ContentLocation(donor, path, 0, content[1])
 
     def open_object(self, digest: bytes) -> int | None:
-        """Open an object; None: there is none."""
+        """Open an object; return None if there is none."""
         if self._listed is not None and digest not in self._listed:
             return None
         return self.objects.open(digest)
 
     def object_made(self, digest: bytes) -> None:
-        """Note a new object."""
+        """Record a new object."""
         if self._listed is not None:
             self._listed.add(digest)
 
     def place(self, digest: bytes) -> ContentLocation | None:
-        """Return the location that ``locate`` has found."""
+        """Return the location found by ``locate``."""
         return self._places.get(digest)
 
     def damaged(self, place: ContentLocation) -> None:
@@ -126,11 +126,11 @@ class Sources:
     # -- pieces ----------------------------------------------------------------------------------------------
 
     def locate(self, wanted: Iterable[bytes], sizes: dict[bytes, int]) -> None:
-        """Look for content, whole files and pieces of large ones, in all trees.
+        """Search content, whole files and pieces of large ones, in all trees.
 
         Args:
-            wanted: digests.
-            sizes: of files, by digest: what decides whether further trees are worth a search.
+            wanted: the digests of the content.
+            sizes: the sizes of files, by digest, which decide whether further trees are worth a search.
         """
         left = set(wanted)
         self._search(left, self.donors)
@@ -157,7 +157,7 @@ class Sources:
                             found(digest, ContentLocation(donor, entry_path(path, name), offset, size))
 
     def piece(self, digest: bytes, size: int) -> bytes | None:
-        """The content of a piece; None: this host does not have it."""
+        """Return the content of a piece; None: this host does not have it."""
         place = self._places.get(digest)
         if place is not None and place.size == size:
             data = _read(place)
@@ -175,13 +175,13 @@ class Sources:
         return None
 
 
-#: What ``_digests`` has found, by the digest of a folder.
+#: Cache of ``_digests``, by the digest of a folder.
 _known_digests: dict[bytes, frozenset[bytes]] = {}
 _MOST_KNOWN = 1 << 16
 
 
 def _digests(folder: Folder) -> frozenset[bytes]:
-    """The digests of all content in a folder: trees of one workspace share most folders, so it is asked often."""
+    """Return the digests of all content in a folder; cached, because trees of one workspace share most folders."""
     found = _known_digests.get(folder.digest)
     if found is None:
         found = frozenset(

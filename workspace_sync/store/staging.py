@@ -15,12 +15,12 @@ from workspace_sync.store.tree import Descriptor
 
 
 class Staging:
-    """Trees that are being made; ``WorkspaceFolder.stage`` returns one. It holds the workspace's lock throughout.
+    """Trees that are being created; ``WorkspaceFolder.stage`` returns one. It holds the workspace's lock throughout.
 
     Attributes:
         digest: of the tree (part "tree"); empty if there is none.
-        changes: the slots that are being changed.
-        notes: what was found damaged or half made, and what was done with it, a sentence each.
+        changes: the changes of slots.
+        notes: sentences on damaged or incomplete content that was found, and how it was handled.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Staging:
 
     @property
     def missing(self) -> list[tuple[bytes, int]]:
-        """(digest, size) of the pieces that this host does not have."""
+        """The (digest, size) of the pieces that this host does not have."""
         found: dict[bytes, int] = {}
         for change in self.changes:
             found.update(change.missing())
@@ -48,24 +48,24 @@ class Staging:
 
     @property
     def files(self) -> int:
-        """The number of files that were made so far."""
+        """The number of files created so far."""
         return sum(change.files for change in self.changes)
 
     @property
     def reused(self) -> int:
-        """The number of bytes that this host had."""
+        """The number of bytes that this host already had."""
         return sum(change.reused for change in self.changes)
 
     @property
     def problems(self) -> list[Problem]:
-        """Content that was found to be damaged when it was to be used; it is missing instead."""
+        """Content that was found damaged when it was to be used; it counts as missing instead."""
         return [problem for change in self.changes for problem in change.sources.problems]
 
     def put(self, digest: bytes, data: memoryview) -> None:
-        """Take a piece that was missing: it is verified and written straight into its place. Any order, any thread.
+        """Verify a missing piece and write it directly to its place. Pieces may come in any order, from any thread.
 
         Raises:
-            TamperedError: it is not what its digest says.
+            TamperedError: it does not match its digest.
             StoreError: it cannot be written.
         """
         verified(digest, data)
@@ -73,7 +73,7 @@ class Staging:
             change.put(digest, data)
 
     def finish(self) -> bytes:
-        """Complete the trees; returns the digest of the tree.
+        """Complete the trees; return the digest of the tree.
 
         Raises:
             StoreError: pieces are missing, or something cannot be written.
@@ -86,7 +86,7 @@ class Staging:
         return self.digest
 
     def commit(self) -> Generation:
-        """Switch to the trees; returns the new generation, or the current one if nothing changes.
+        """Switch to the trees; return the new generation, or the current one if nothing changes.
 
         Raises:
             StoreError: the staging is not finished, or the switch cannot be made.
@@ -98,17 +98,17 @@ class Staging:
         return generation
 
     def abort(self) -> None:
-        """Drop the trees: files that were made are removed again."""
+        """Drop the trees: created files are removed."""
         if self._state in ("staging", "finished"):
             self._state = "aborted"
             self._abort()
 
 
 class SlotReader:
-    """Locations of the pieces of a staging, without files that are rewritten for this host.
+    """Reader of the pieces of a staging, without files that are rewritten for this host.
 
     Args:
-        staging: what is being made.
+        staging: the trees that are being created.
     """
 
     def __init__(self, staging: Staging) -> None:
@@ -122,16 +122,16 @@ class SlotReader:
                         self._places.setdefault(digest, (number, path, offset))
 
     def read(self, digest: bytes, into: memoryview) -> None:
-        """Read a piece, and check it.
+        """Read and verify a piece.
 
         Raises:
-            StoreError: it is not here, or not as it should be.
+            StoreError: it is missing or damaged.
         """
         place = self._places.get(digest)
         if place is None:
             raise StoreError(f"the piece {digest.hex()[:12]} cannot be read back")
         number, path, offset = place
-        with self._guard:  # a tree keeps the folders that it has opened
+        with self._guard:  # a tree caches the folders that it has opened
             fd = self._staging.changes[number].tree.open_file(path)
         with Descriptor(fd):
             read = os.preadv(fd, [into], offset)

@@ -22,9 +22,9 @@ from workspace_sync.store.tree import TreeFolder
 from workspace_sync.store.workspace_folder import WorkspaceFolder
 
 _RECORD = "store.state"
-#: A link whose target tells this store from every other one: it is made at once, whole, or not at all.
+#: A link whose target distinguishes this store from every other one. Creating a link is atomic.
 _IDENTITY = "identity"
-#: Objects that are younger may belong to a switch that is not noted yet (seconds).
+#: Younger objects may belong to a switch that is not recorded yet (seconds).
 _GRACE = 600.0
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
@@ -36,7 +36,7 @@ class Store:
         root: its folder; by default that of ``MONARCH_KERNEL_SYNC_FOLDER``, or ``~/.cache/monarch_kernel/sync``.
 
     Raises:
-        StoreError: the folder cannot be made, belongs to another user, or was made by a newer version.
+        StoreError: the folder cannot be created, belongs to another user, or was created by a newer version.
     """
 
     def __init__(self, root: str | None = None) -> None:
@@ -54,14 +54,14 @@ class Store:
         self._opening = threading.Lock()  # two objects of one workspace would not know of each other's locks
 
     def _note_version(self) -> None:
-        """Write the record of a new store. Others may do so at the same time, as agents of hosts that share it."""
+        """Write the record of a new store. Agents of other hosts that share the store may do so at the same time."""
         own = f"{_RECORD}-{secrets.token_hex(8)}"
         write_record(self._root, own, StoreRecord())
         with explain(f"{self.path}/{_RECORD}"):
             os.rename(own, _RECORD, src_dir_fd=self._root.fd, dst_dir_fd=self._root.fd)
 
     def close(self) -> None:
-        """Close its descriptors."""
+        """Close the descriptors."""
         for folder in (*self._folders.values(), *self._forgotten):
             folder.close()
         self._forgotten.clear()
@@ -85,11 +85,11 @@ class Store:
             try:
                 os.symlink(secrets.token_hex(16), _IDENTITY, dir_fd=self._root.fd)
             except FileExistsError:
-                pass  # another process has just made it
+                pass  # another process has just created it
             return os.readlink(_IDENTITY, dir_fd=self._root.fd)
 
     def private_folder(self, *names: str) -> PrivateFolder:
-        """A folder of the store, made if it does not exist.
+        """Return a folder of the store, created if it does not exist.
 
         Raises:
             StoreError: another user could change it.
@@ -100,10 +100,10 @@ class Store:
             raise StoreError(f"{e} (MONARCH_KERNEL_SYNC_FOLDER names another folder)") from None
 
     def workspace(self, name: str) -> WorkspaceFolder:
-        """The folder of a workspace, made if it does not exist.
+        """Return the folder of a workspace, created if it does not exist.
 
         Raises:
-            StoreError: it cannot be made, or the id is no name.
+            StoreError: it cannot be created, or the id is not a valid name.
         """
         if _ID.fullmatch(name) is None:
             raise StoreError(f"{name!r} is no id of a workspace")
@@ -117,16 +117,16 @@ class Store:
             return folder
 
     def has(self, name: str) -> bool:
-        """Return whether a workspace is here."""
+        """Return whether a workspace is in the store."""
         return os.path.lexists(os.path.join(self.path, "w", name))
 
     def workspaces(self) -> list[str]:
-        """The ids of the workspaces that are here."""
+        """Return the ids of the workspaces in the store."""
         with explain(self.path), self.private_folder("w") as folder:
             return [each for each in folder.names() if _ID.fullmatch(each)]
 
     def is_empty(self) -> bool:
-        """Return whether it has nothing that could be of use for a tree."""
+        """Return whether the store has no content that could be used for a tree."""
         return not self.objects.has_any() and not any(self.workspace(name).slots.names() for name in self.workspaces())
 
     def facts(self) -> Facts:
@@ -140,7 +140,7 @@ class Store:
         return self._facts or self.facts()
 
     def donors(self, but: str, trees: list[TreeFolder]) -> list[Donor]:
-        """The trees of all workspaces but one; their descriptors are added to ``trees``."""
+        """Return the trees of all workspaces but one; their descriptors are added to ``trees``."""
         found: list[Donor] = []
         for name in self.workspaces():
             if name != but:
@@ -148,17 +148,17 @@ class Store:
         return found
 
     def collect(self, limit: int | None = None, stopped: Callable[[], bool] = lambda: False) -> int:
-        """Remove the oldest objects that nothing needs until the objects take at most ``limit`` bytes.
+        """Remove the oldest unneeded objects until the objects take at most ``limit`` bytes.
 
-        What a generation of any workspace that is kept for a rollback needs stays, and so does what has become an
-        object in the last ten minutes: a switch may be about to need it.
+        Content that kept generations of any workspace need is not removed. Objects of the last ten minutes are not
+        removed either, because a switch may be about to need them.
 
         Args:
             limit: in bytes; by default ``MONARCH_KERNEL_SYNC_KEEP``.
-            stopped: asked often; true: stop soon.
+            stopped: polled often; true: stop soon.
 
         Returns:
-            By how many bytes the rest exceeds the limit.
+            The number of bytes by which the rest exceeds the limit.
         """
         limit = SYNC_KEEP.get() if limit is None else limit
         recent = time.time() - _GRACE
@@ -174,7 +174,7 @@ class Store:
                     return 0
                 needed = self.workspace(name).needed(loose)
                 if needed is None:
-                    return total - limit  # what a damaged manifest needs is not known
+                    return total - limit  # the content that a damaged manifest needs is unknown
                 loose -= needed
             for digest in sorted(loose, key=lambda each: objects[each][0]):
                 if total <= limit or stopped():

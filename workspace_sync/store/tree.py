@@ -1,4 +1,4 @@
-"""Work on a tree by descriptors, so that no link in it leads a write or a removal outside."""
+"""Access a tree by descriptors, so that no link in it redirects a write or removal outside."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from workspace_sync.model.manifest import Folder
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Folders that one thread keeps open in one tree.
+#: The number of folders that one thread keeps open in one tree.
 _OPEN_FOLDERS = 64
-#: Folders of caches, which stay in their tree: what fills them does so again.
+#: Cache folders, which stay in their tree, because they are filled again.
 CACHES = frozenset((b"__pycache__", b".pytest_cache", b".mypy_cache", b".ruff_cache", b".ipynb_checkpoints"))
 
 
 def folder_time(digest: bytes) -> int:
-    """The modification time that a folder of a tree gets (ns): it follows from its content.
+    """Compute the modification time of a folder of a tree (ns) from its content.
 
-    A folder with another time has been changed since, so files that ranks have made are found by looking at folders
-    only. And folders of other content have another time, as Python's import system expects when a module appears.
+    A folder with another time was changed since, so that files created by ranks are found by checking only folders.
+    Folders of different content have different times, as Python's import system expects when a module appears.
     """
     return (1_000_000_000 + (int.from_bytes(digest[:4], "big") >> 4)) * 1_000_000_000
 
 
 class Descriptor(int):
-    """File descriptor that a ``with`` block closes. Each file takes one, so little of it is Python."""
+    """File descriptor that a ``with`` block closes.
+
+    One is used for each file, so it executes little Python code.
+    """
 
     __slots__ = ()
     __enter__ = int.__int__
@@ -37,9 +40,9 @@ class Descriptor(int):
 
 
 class TreeFolder:
-    """A folder whose entries are reached by descriptors, component by component, never through a link; close it.
+    """A folder whose entries are opened component by component, never through a link. Close it after use.
 
-    Any thread may use it.
+    Thread-safe.
 
     Args:
         path: its path, for messages.
@@ -72,13 +75,13 @@ class TreeFolder:
         self.close()
 
     def folder(self, path: bytes) -> int:
-        """A descriptor of a folder, valid until this thread has asked for several others."""
+        """Return a descriptor of a folder, valid until this thread has requested several others."""
         if not path:
             return self.fd
         cache = self._cache()
         fd = cache.pop(path, -1)
         if fd >= 0:
-            cache[path] = fd  # the last that was used
+            cache[path] = fd  # most recently used
             return fd
         names: list[bytes] = []
         at = path
@@ -106,12 +109,12 @@ class TreeFolder:
         return fd
 
     def place(self, path: bytes) -> tuple[int, bytes]:
-        """A descriptor of the folder of a path, and the path's last name."""
+        """Return a descriptor of the parent folder of a path, and the path's last name."""
         folder, _, name = path.rpartition(b"/")
         return self.folder(folder), name
 
     def forget(self, path: bytes) -> None:
-        """Close this thread's descriptors of a folder, and of all below it, before it is removed or moved."""
+        """Close this thread's descriptors of a folder and everything below it, before it is removed or moved."""
         cache = self._cache()
         inside = path + b"/"
         for each in [p for p in cache if p == path or p.startswith(inside)]:
@@ -128,7 +131,7 @@ class TreeFolder:
     # -- entries ------------------------------------------------------------------------------------
 
     def stat(self, path: bytes) -> os.stat_result | None:
-        """Return the state of a path without following a link; None: there is nothing."""
+        """Return the state of a path without following a link; None if it does not exist."""
         try:
             if not path:
                 return os.stat(self.fd)
@@ -151,17 +154,17 @@ class TreeFolder:
         return fd
 
     def reopen(self, path: bytes) -> int:
-        """Open a file that this process has made, to write more of it."""
+        """Reopen a file that this process has created, to write more of it."""
         folder, name = self.place(path)
         return os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
 
     def new_file(self, path: bytes, mode: int = 0o600) -> int:
-        """Create a file, for reading and writing."""
+        """Create a file for reading and writing."""
         folder, name = self.place(path)
         return os.open(name, _NEW_FILE, mode, dir_fd=folder)
 
     def make_folders(self, path: bytes) -> None:
-        """Create a folder and those above it, if they do not exist."""
+        """Create a folder and its parents if they do not exist."""
         if not path:
             return
         try:
@@ -175,7 +178,7 @@ class TreeFolder:
             pass
 
     def unlink(self, path: bytes) -> bool:
-        """Remove a file or link; returns whether there was one."""
+        """Remove a file or link; return whether there was one."""
         folder, name = self.place(path)
         try:
             os.unlink(name, dir_fd=folder)
@@ -184,7 +187,7 @@ class TreeFolder:
         return True
 
     def remove_folder(self, path: bytes) -> bool:
-        """Remove an empty folder; returns whether it is gone."""
+        """Remove an empty folder; return whether it is gone."""
         self.forget(path)
         try:
             folder, name = self.place(path)
@@ -198,11 +201,11 @@ class TreeFolder:
         return True
 
     def names(self, path: bytes) -> list[bytes]:
-        """The names in a folder."""
+        """Return the names in a folder."""
         return [os.fsencode(name) for name in os.listdir(self.folder(path))]
 
     def finish_folder(self, path: bytes, folder: Folder) -> None:
-        """Give a folder its mode and its time; nothing may be added or removed in it afterwards."""
+        """Set mode and time of a folder. Nothing may be added or removed in it afterwards."""
         fd = self.folder(path)
         if stat.S_IMODE(os.fstat(fd).st_mode) != folder.mode:
             os.fchmod(fd, folder.mode)

@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from workspace_sync.environment.rewriter import Rewriter
     from workspace_sync.store.store import Store
 
-#: How many generations a host keeps, the current one among them.
+#: The number of generations that a host keeps, including the current one.
 KEEP_GENERATIONS = 6
-#: Generations that stay even if what is kept for them takes too much space.
+#: The number of generations that are kept even if their content takes too much space.
 _LEAST_GENERATIONS = 2
 #: Other workspaces are searched for content if at least this much of it is missing (bytes).
 _SEARCH_OTHERS = 1 << 20
-#: The folders of which a workspace always has a descriptor.
+#: The folders of a workspace whose descriptors are always open.
 _FOLDERS = ("generations", "manifests", "slots")
-#: How often a state in which something is wrong is read again, as another process may be changing it.
+#: The number of times that a faulty state is read again, as another process may be changing it.
 _READS = 5
-#: How long a verification waits for a sync that is under way (seconds).
+#: The longest time that a verification waits for a sync in progress (seconds).
 _PATIENCE = 10.0
 
 
@@ -51,10 +51,10 @@ class WorkspaceState(msgspec.Struct, array_like=True):
     Attributes:
         generation: the number of the current generation; 0: none.
         digests: of its trees by part.
-        generations: those that are kept for a rollback, and the current one; the newest first.
-        repair: why the trees are to be verified or made again by the next sync; empty: they are in order.
-        unlinked: the link ``current`` leads to no trees; the state is that of the last ones.
-        left: what a sync that was interrupted has left half made, and what becomes of it; empty: nothing.
+        generations: those kept for a rollback, and the current one; newest first.
+        repair: why the next sync must verify or recreate the trees; empty: they are in order.
+        unlinked: whether the link ``current`` leads to no trees; the state then describes the last trees.
+        left: remains of an interrupted sync, and how they will be handled; empty: none.
     """
 
     generation: int
@@ -71,7 +71,7 @@ class WorkspaceState(msgspec.Struct, array_like=True):
 
 
 class WorkspaceFolder:
-    """The folder of one workspace; ``Store.workspace`` returns it. One staging at a time.
+    """The folder of one workspace. ``Store.workspace`` returns it. One staging at a time.
 
     Attributes:
         path: its path. Ranks see ``path/current/tree`` and ``path/current/env``.
@@ -94,7 +94,7 @@ class WorkspaceFolder:
         self._lock = WorkspaceLock(self._folder)
 
     def close(self) -> None:
-        """Close its descriptors."""
+        """Close the descriptors."""
         self._folder.close()
         self._generations.close()
         self.slots.close()
@@ -102,14 +102,14 @@ class WorkspaceFolder:
     # -- the lock -----------------------------------------------------------------------------------------
 
     def lock(self, owner: str, wait: float) -> AbstractContextManager[None]:
-        """Hold the workspace's lock, which ends with this process.
+        """Hold the workspace's lock, which is released when this process ends.
 
         Args:
-            owner: who holds it, for the message that another client gets.
-            wait: how long to wait for it (seconds). A thread that brings older trees up to date gives way.
+            owner: a description of the holder, for messages to other clients.
+            wait: the longest wait for it (seconds). A thread that updates older trees gives way.
 
         Raises:
-            WorkspaceBusyError: another one holds it; the message says who.
+            WorkspaceBusyError: another client holds it; the message names the client.
             StoreError: the lock cannot be written.
         """
         return self._lock.hold(owner, wait)
@@ -118,10 +118,10 @@ class WorkspaceFolder:
         if not self._lock.held:
             raise StoreError(f"{self.path} is changed only by a process that holds its lock")
 
-    # -- what is there ---------------------------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------------------------
 
     def state(self) -> WorkspaceState:
-        """The current generation, those for a rollback, and whether something is to be repaired.
+        """Read the current generation, those for a rollback, and whether something must be repaired.
 
         Raises:
             StoreError: the folder cannot be read, or a newer version has written it.
@@ -146,7 +146,7 @@ class WorkspaceFolder:
             state = WorkspaceState(number, {}, [each for each in records if each.number <= number], problem)
             current = state.current
             if current is not None:
-                state.repair = ""  # what is wrong with an earlier one is no matter of the trees
+                state.repair = ""  # damage of an earlier generation does not affect the trees
                 for slot, digest in current.parts.values():
                     state.repair = state.repair or self.slots.problem(slot, digest)
             elif number:
@@ -162,10 +162,10 @@ class WorkspaceFolder:
         return state
 
     def _unlinked(self, number: int, wrong: str, records: Sequence[Generation]) -> str:
-        """Explain why the link ``current`` leads to no trees; empty: it does, or nothing was synced yet.
+        """Explain why the link ``current`` leads to no trees; "" if it does, or if nothing was synced yet.
 
         Args:
-            number, wrong: what ``Generations.current`` says.
+            number, wrong: the result of ``Generations.current``.
             records: of all generations.
         """
         if wrong:
@@ -181,7 +181,7 @@ class WorkspaceFolder:
         return f"{link} leads to {self.slots.path(gone[0])}, which is missing" if gone else ""
 
     def _recover(self) -> list[str]:
-        """Let the link ``current`` lead to whole trees again; what was wrong with it, and what was done."""
+        """Make the link ``current`` lead to complete trees again; describe its problem and the repair."""
         number, wrong = self._generations.current()
         records, _ = self._generations.records()
         wrong = self._unlinked(number, wrong, records)
@@ -201,7 +201,7 @@ class WorkspaceFolder:
         return [f"{wrong}, and none of the trees that it may have led to is whole: a sync makes a new one"]
 
     def _as_linked(self, number: int) -> Generation:
-        """A generation without a record, as its links and the records of its slots say."""
+        """Reconstruct a generation without a record from its links and the records of its slots."""
         parts: dict[str, tuple[str, bytes]] = {}
         for part, slot in self._generations.linked(number).items():
             record = self.slots.record(slot)
@@ -209,12 +209,12 @@ class WorkspaceFolder:
         return Generation(number, parts)
 
     def manifest(self, part: str, digest: bytes) -> Manifest | None:
-        """The manifest of a tree that this host knows of; None: it knows none of this digest."""
+        """Return the manifest of a tree that this host knows; None if it knows none of this digest."""
         held = self.slots.held(part, digest)
         return None if held is None else held.manifest
 
     def needed(self, content: set[bytes]) -> set[bytes] | None:
-        """The part of some content that kept generations need; None if it cannot be determined."""
+        """Return the part of some content that kept generations need; None if it cannot be determined."""
         records, problem = self._generations.records()
         if problem:
             return None
@@ -223,7 +223,7 @@ class WorkspaceFolder:
         for digest in {digest for each in records for digest in each.digests.values()}:
             held = self.slots.glimpse(digest)
             if held is None:
-                continue  # there is no way back to it anyway
+                continue  # no rollback can go to it anyway
             found.update(content.intersection(kept for kept, _ in held.rewritten.values()))
             for folder in held.manifest.folders.values():
                 if folder.digest in seen:
@@ -240,8 +240,8 @@ class WorkspaceFolder:
     def begin_early(self, size: int) -> EarlyTree | None:
         """Take content of the first tree before its manifest; None if this host should wait for the manifest.
 
-        It waits if there is content in the store that may be the same, so that nothing is sent twice, and where the
-        manifest decides whether the tree can be stored at all.
+        It should wait if the store may already have some of the content, so that nothing is sent twice, and if only the
+        manifest shows whether the tree can be stored.
 
         Args:
             size: of the tree (bytes).
@@ -258,12 +258,12 @@ class WorkspaceFolder:
         rewriter: Rewriter | None = None,
         early: EarlyTree | None = None,
     ) -> Staging:
-        """Begin to make trees from content of this host; ``Staging.missing`` has the rest.
+        """Start creating trees from content of this host; ``Staging.missing`` has the rest.
 
         Args:
             targets: the manifests by part ("tree", "env"); parts that are not named stay as they are.
-            rewriter: for files of an environment that name its prefix.
-            early: what has come of the part "tree" already.
+            rewriter: for files of an environment that contain its prefix.
+            early: the content of the part "tree" that has already arrived.
 
         Raises:
             StoreError: they cannot be stored here.
@@ -326,7 +326,7 @@ class WorkspaceFolder:
         return Staging(digest, list(changes.values()), commit, abort, notes)
 
     def _used_again(self, slot: str, change: SlotChange) -> str:
-        """Describe what an interrupted sync has left in a slot, in a sentence."""
+        """Describe the remains of an interrupted sync in a slot in a sentence."""
         used = whole = 0
         for path, entry in change.have.manifest.files():
             after = change.target.manifest.file(path)
@@ -336,7 +336,7 @@ class WorkspaceFolder:
         return f"{left}: {used} of the {whole} whole files in it are used again, and the rest was removed"
 
     def _drop_interrupted(self, slot: str, used: Collection[str], keeper: Keeper) -> list[str]:
-        """Remove a slot that a sync has left half made and that is of no use; a sentence on it."""
+        """Remove a slot that an interrupted sync has left incomplete and that is of no use; describe it."""
         part = slot.rpartition("-")[0]
         if slot in used or slot not in self.slots.free(part, "", b""):
             return []
@@ -402,10 +402,10 @@ class WorkspaceFolder:
             cause = e.__cause__
             if not (free and isinstance(cause, OSError) and cause.errno in _NOT_AS_RECORDED):
                 raise
-        return slot, begun()  # what is really there has been found out
+        return slot, begun()  # the examination has determined its real content
 
     def _salvage(self, slot: str, change: SlotChange, keeper: Keeper, *, discard: bool) -> None:
-        """Find out what is in a slot whose change has failed, and note it.
+        """Determine the content of a slot whose change has failed, and record it.
 
         Args:
             discard: the slot is new: remove it, so that nothing is left.
@@ -431,7 +431,7 @@ class WorkspaceFolder:
         keeper: Keeper,
         discards: Callable[[bytes], bool],
     ) -> None:
-        """Remove a slot with all that its manifest names."""
+        """Remove a slot with everything that its manifest lists."""
         change = SlotChange(
             part,
             tree,
@@ -457,10 +457,10 @@ class WorkspaceFolder:
         discards: Callable[[bytes], bool],
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Find out what a slot holds, and remove all of it that is not of ranks.
+        """Determine the content of a slot, and remove it except for files of ranks.
 
         Args:
-            current: the current tree of the part, to which files of ranks move; None: they are kept elsewhere.
+            current: the current tree of the part, the destination of files of ranks; None: they are kept elsewhere.
         """
         with self.slots.open(slot) as tree:
             have = self.slots.prepared(part, slot, tree, current, keeper, stopped=stopped)
@@ -468,7 +468,7 @@ class WorkspaceFolder:
             self._clear(slot, part, tree, have, keeper, discards)
 
     def _abandon(self, slot: str, change: SlotChange, keeper: Keeper, *, keep_made: bool = False) -> None:
-        """Leave a slot as far as its change came, and note what it holds."""
+        """Abandon the change of a slot in its current state, and record its content."""
         held = change.abandon(keep_made=keep_made)
         if not keep_made and not held.manifest.count()[0] and not change.have.manifest.count()[0]:
             self._clear(slot, change.part, change.tree, held, keeper, lambda digest: True)
@@ -506,7 +506,7 @@ class WorkspaceFolder:
         )
         generation.changed, generation.changes = self._differences(current, changes)
         self._generations.switch(generation)
-        # From here on the new trees are current: what fails now is told, and done by the next sync.
+        # From here on the new trees are current: later failures are reported, and repaired by the next sync.
         try:
             self._succeed(current, changes, keeper)
         except (SyncError, OSError) as e:
@@ -518,7 +518,7 @@ class WorkspaceFolder:
         return generation
 
     def _differences(self, current: Generation | None, slots: dict[str, SlotChange]) -> tuple[str, int]:
-        """The first path in which new trees differ from the current ones, and how many there are."""
+        """Return the first path in which new trees differ from the current ones, and the number of such paths."""
         found: list[bytes] = []
         for change in slots.values():
             digest = current.digests.get(change.part) if current is not None else None
@@ -529,23 +529,23 @@ class WorkspaceFolder:
         return (printable(min(found)), len(found)) if found else ("", 0)
 
     def _succeed(self, current: Generation | None, changes: dict[str, SlotChange], keeper: Keeper) -> None:
-        """Move what ranks have made from the trees before to the current ones."""
+        """Move paths created by ranks from the previous trees to the current ones."""
         for change in changes.values():
             slot, digest = current.parts.get(change.part, ("", b"")) if current is not None else ("", b"")
-            # What ranks have made in a slot without a record is not known; it is found when the slot is changed.
+            # In a slot without a record, paths created by ranks are unknown; they are found when the slot is changed.
             held = self.slots.held(change.part, digest) if digest else None
             if held is not None and self.slots.is_there(slot):
                 with self.slots.open(slot) as tree, explain(tree.path):
                     carry(change.part, tree, held.manifest, Donor(change.tree, change.target), keeper)
         self._generations.drop_others()
 
-    # -- back -----------------------------------------------------------------------------------------------------
+    # -- rollback ---------------------------------------------------------------------------------------------
 
     def condemn(self, digest: bytes, why: str, owner: str, wait: float) -> None:
         """Record why ranks cannot import modules of a tree, in its generations; "" withdraws it.
 
         Raises:
-            WorkspaceBusyError, StoreError: it cannot be noted.
+            WorkspaceBusyError, StoreError: it cannot be recorded.
         """
         with self.lock(owner, wait):
             for record in self._generations.records()[0]:
@@ -554,15 +554,15 @@ class WorkspaceFolder:
                     self._generations.note(record)
 
     def rollback(self, steps: int = 1, generation: int | None = None, tree: str = "") -> Staging:
-        """Stage the trees of an earlier generation again, from content of this host; they become a new generation.
+        """Stage the trees of an earlier generation again from content of this host. They become a new generation.
 
         Args:
-            steps: how many generations to go back; those that ranks could not import do not count.
-            generation: the number of one, instead.
-            tree: the beginning of the digest of its tree, in hexadecimal digits, instead.
+            steps: the number of generations to go back; those that ranks could not import do not count.
+            generation: alternatively, the number of a generation.
+            tree: alternatively, the beginning of the digest of its tree (hex).
 
         Raises:
-            StoreError: there is no such generation, or its content is not here any more.
+            StoreError: there is no such generation, or its content is no longer here.
         """
         self._check_locked()
         recovered = self._recover()
@@ -612,17 +612,17 @@ class WorkspaceFolder:
     def verify(self, repair: bool = False) -> list[Problem]:
         """Hash everything in the current trees; files of ranks are ignored.
 
-        Trees that are damaged are noted as such, and made again by the next sync. A link ``current`` that leads to no
-        trees is set again, to the last ones that are whole.
+        Damaged trees are recorded as such, and the next sync recreates them. If the link ``current`` leads to no trees,
+        it is set to the last complete ones.
 
         Args:
-            repair: make them again at once from what this host has, and switch.
+            repair: recreate them at once from content of this host, and switch.
 
         Returns:
-            What is wrong.
+            The damage that was found.
 
         Raises:
-            WorkspaceBusyError: a sync is under way.
+            WorkspaceBusyError: a sync is in progress.
             StoreError: the store cannot be read or written.
         """
         with self.lock("a verification", _PATIENCE):
@@ -651,10 +651,10 @@ class WorkspaceFolder:
                 problems.append(Problem(self.path, f"this host cannot repair it alone, sync again: {e}"))
         return problems
 
-    # -- the end of the workspace ------------------------------------------------------------------------------
+    # -- removal of the workspace -----------------------------------------------------------------------------
 
     def kept(self) -> Inventory:
-        """The files of ranks that were in the way of a tree."""
+        """Return the files of ranks that were in conflict with a tree."""
         with explain(self.path):
             tree = kept_tree(self._folder)
             if tree is None:
@@ -663,7 +663,7 @@ class WorkspaceFolder:
                 return inventory(tree)
 
     def remove_kept(self) -> tuple[int, int]:
-        """Remove these files for good, but for those that a process has open; how many, and their size (bytes)."""
+        """Remove these files permanently, except open ones; return their number and size (bytes)."""
         self._check_locked()
         with explain(self.path):
             tree = kept_tree(self._folder)
@@ -688,11 +688,12 @@ class WorkspaceFolder:
     def forget(self, *, kept: bool) -> None:
         """Remove the trees, their records, and the folder of the workspace.
 
-        What the trees hold becomes objects. Files that ranks have made are moved to ``kept``, which stays, with the
-        folder, unless it is empty. No process may use the trees. If it is killed, it is called again.
+        The content of the trees becomes objects. Files created by ranks are moved to ``kept``, which stays, together
+        with the folder, unless it is empty. No process may use the trees. If the call is interrupted by a kill, call it
+        again.
 
         Args:
-            kept: remove these files, too, for good.
+            kept: also remove these files permanently.
 
         Raises:
             StoreError: something cannot be removed.
@@ -713,28 +714,28 @@ class WorkspaceFolder:
             for name in (*_FOLDERS, "kept", "locked"):
                 with suppress(OSError):
                     os.rmdir(name, dir_fd=self._folder.fd)
-            self._lock.remove()  # who waits for it begins anew
+            self._lock.remove()  # waiting processes then start anew
             with suppress(OSError):
                 os.rmdir(self.path)
 
     def is_there(self) -> bool:
-        """Return whether it was not forgotten meanwhile, also by another process."""
+        """Return whether the workspace has not been forgotten meanwhile, also by another process."""
         try:
             whole = os.path.samestat(os.fstat(self._folder.fd), os.lstat(self.path))
         except FileNotFoundError:
             return False
         return whole and all(os.path.lexists(f"{self.path}/{name}") for name in _FOLDERS)
 
-    # -- afterwards -----------------------------------------------------------------------------------------------
+    # -- after a switch ---------------------------------------------------------------------------------------
 
     def follow(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Bring the older slots to the current trees, so that the next change is small, and drop what is not needed.
+        """Update the older slots to the current trees, so that the next change is small, and drop unneeded content.
 
-        Meant for a thread of its own, of low priority. The lock is held meanwhile, and given up as soon as another
-        process waits for it; if a sync is under way, nothing is done.
+        Meant for a separate thread of low priority. The lock is held meanwhile, and released as soon as another process
+        waits for it. If a sync is in progress, nothing is done.
 
         Args:
-            stopped: asked often; true: stop soon. The rest is done another time.
+            stopped: polled often; true: stop soon, and leave the rest for a later call.
 
         Raises:
             StoreError: the store cannot be read or written.
@@ -770,7 +771,7 @@ class WorkspaceFolder:
             return
         free = self.slots.free(part, slot, digest)
         if not free and held.manifest.count()[1] * 2 > self._store.facts().free:
-            return  # no room for a second tree: the next one is made whole
+            return  # no space for a second tree: the next tree will be created completely
         spare = free[0] if free else self.slots.new(part)
         with self.slots.open(slot) as tree, self.slots.open(spare) as other:
             now = Donor(tree, held)
@@ -797,7 +798,7 @@ class WorkspaceFolder:
                 self._remove_slot(surplus, part, Donor(tree, held), keeper, here.__contains__, stopped)
 
 
-#: Errors that mean that a folder is not as its record says.
+#: Errors which mean that a folder does not match its record.
 _NOT_AS_RECORDED = frozenset(
     (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY, errno.EINVAL)
 )
@@ -809,10 +810,11 @@ def _close(trees: list[TreeFolder]) -> None:
 
 
 def _earlier(generations: Mapping[int, Generation], number: int) -> int:
-    """The generation that one step back from this one leads to; 0: there is none.
+    """Return the generation that one step back from this one leads to; 0: there is none.
 
-    Those that ranks could not import are passed over. A repair, and a sync after files were put back, make a generation
-    with the trees of the one before: to go back to that would do nothing.
+    Generations that ranks could not import are skipped. A repair, and a sync after files were restored, create a
+    generation with the same trees as the previous one; these are skipped, too, because a rollback to them would change
+    nothing.
     """
     here = generations.get(number)
     digests = _digests(here)

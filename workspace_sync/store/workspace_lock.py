@@ -15,16 +15,16 @@ from workspace_sync.store.tree import Descriptor
 
 _LOCK = "lock"
 _WAITING = "waiting"
-#: Who holds the lock while the older trees follow: it gives the lock up when another one waits for it.
+#: The owner of the lock while older trees are updated. It releases the lock when another process waits for it.
 _TIDYING = "this host, which tidies up after a sync"
-#: How long one that tidies up may take for that (seconds): its thread has a low priority.
+#: The longest time that it may take to do so (seconds): its thread has a low priority.
 _YIELDS = 60.0
 
 
 class WorkspaceLock:
     """Two files of the workspace's folder: the owner holds ``lock``, waiting processes share ``waiting``.
 
-    Both are locks of the kernel (``flock``), which end with their process.
+    Both are kernel locks (``flock``), which are released when their process ends.
 
     Args:
         folder: of the workspace.
@@ -36,7 +36,7 @@ class WorkspaceLock:
 
     @property
     def held(self) -> bool:
-        """Whether some thread of this process holds it through this object."""
+        """Whether some thread of this process holds the lock through this object."""
         return self._holders > 0
 
     @contextmanager
@@ -44,11 +44,12 @@ class WorkspaceLock:
         """Hold the lock.
 
         Args:
-            owner: who holds it, for the message that another client gets.
-            wait: how long to wait for it (seconds); one that tidies up is waited for until it gives way.
+            owner: a description of the holder, for messages to other clients.
+            wait: the longest wait for it (seconds). Low-priority work is waited for until it releases the lock.
 
         Raises:
-            WorkspaceBusyError: another one holds it, or the workspace was forgotten meanwhile; the message says who.
+            WorkspaceBusyError: another client, which the message names, holds it, or the workspace was forgotten
+                meanwhile.
             StoreError: the lock cannot be written.
         """
         with explain(f"{self._folder.path}/{_LOCK}"):
@@ -57,7 +58,7 @@ class WorkspaceLock:
             self._wait(fd, wait)
             if not self._is_there(fd):
                 raise self._forgotten()
-            with suppress(OSError):  # a full disk: the lock holds without the name, too
+            with suppress(OSError):  # on a full disk, the lock is valid without the name
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, owner.encode()[:1000], 0)
             self._holders += 1
@@ -71,13 +72,13 @@ class WorkspaceLock:
         """Hold the lock for low-priority work, whose caller checks ``is_awaited`` often.
 
         Raises:
-            WorkspaceBusyError: another one holds it.
+            WorkspaceBusyError: another process holds it.
         """
         with self.hold(_TIDYING, 0):
             yield
 
     def is_awaited(self) -> bool:
-        """Return whether another process, or thread, waits for the lock."""
+        """Return whether another process or thread waits for the lock."""
         return _is_held(lambda: self._open(_WAITING))
 
     def is_free(self) -> bool:
@@ -132,7 +133,7 @@ class WorkspaceLock:
             raise self._forgotten() from None
 
     def _is_there(self, fd: int) -> bool:
-        """Return whether the lock that was got is still the workspace's."""
+        """Return whether the acquired lock still belongs to the workspace."""
         try:
             return os.path.samestat(os.fstat(fd), os.stat(_LOCK, dir_fd=self._folder.fd, follow_symlinks=False))
         except FileNotFoundError:
@@ -143,7 +144,7 @@ class WorkspaceLock:
 
 
 def _is_held(opened: Callable[[], int]) -> bool:
-    """Return whether anyone has a lock on a file; not, if it cannot be opened."""
+    """Return whether any process has a lock on a file; False if the file cannot be opened."""
     try:
         fd = opened()
     except OSError:

@@ -1,4 +1,4 @@
-"""Agents of hosts: the actor that stores trees for one client and passes blocks on, and its start at first use."""
+"""Agents of hosts: actors that store trees for one client and pass blocks on. They are started at first use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workspace_sync.transfer.messages import Failed
 
 log = logging.getLogger(__name__)
 
-#: Threads that fetch blocks and store what is in them.
+#: The number of threads that fetch blocks and store their content.
 FETCHERS = 6
 
 _Task = tuple[Any, Callable[..., Any], tuple[Any, ...]]
@@ -28,8 +28,8 @@ _Task = tuple[Any, Callable[..., Any], tuple[Any, ...]]
 class SyncAgent(Actor):
     """The agent of one client on one host, in a separate process that ends with the client.
 
-    Each request runs on a thread of its own, so the agent answers while it stages. What goes wrong is an answer, too
-    (``Failed``): an exception here is a fault of this package.
+    Each request runs in a separate thread, so that the agent answers while it stages. Failures are also answers
+    (``Failed``): an exception here is a bug in this package.
 
     Args:
         host: the name of its host.
@@ -39,14 +39,14 @@ class SyncAgent(Actor):
     __background__ = True
 
     def __init__(self, host: str) -> None:
-        configure(allow_tcp_fallback=True)  # bulk data between hosts without RDMA cards goes by TCP, without a warning
+        configure(allow_tcp_fallback=True)  # without RDMA hardware, bulk data between hosts uses TCP, without a warning
         self._work = HostWork(host)
         self._queue: queue.SimpleQueue[_Task] = queue.SimpleQueue()  # blocks: by a few threads that keep folders open
         self._threads = 0
 
     @endpoint(explicit_response_port=True)
     def work(self, port: Any, name: str, *args: Any) -> None:
-        """Answer a request, which is a method of ``HostWork`` with its arguments; "ping": just answer."""
+        """Answer a request, which is a call of a method of ``HostWork``; "ping" is only answered."""
         if name in ("fetch", "begin_early", "stage", "rollback"):
             self._work.open_job(args[0])
         elif name == "abort":
@@ -99,9 +99,9 @@ class AgentLink:
     """The agent of one host.
 
     Attributes:
-        host: where it is.
+        host: its host.
         procs: its process.
-        actor: what requests are sent to.
+        actor: the actor that receives requests.
     """
 
     host: ToolHost
@@ -110,7 +110,7 @@ class AgentLink:
 
     @property
     def alive(self) -> bool:
-        """Whether its process has not ended, as far as is known here."""
+        """Whether its process has not ended, as far as this process knows."""
         return not self.procs._stopped and not self.procs.dead()
 
 
@@ -119,7 +119,7 @@ _agents: dict[str, AgentLink] = {}
 
 
 def agents_of(hosts: Sequence[ToolHost]) -> list[AgentLink]:
-    """The agents of some hosts; those that do not run yet are being started, and take requests at once."""
+    """Return the agents of some hosts. Missing agents are being started, and accept requests at once."""
     with _lock:
         for key in [key for key, link in _agents.items() if not link.alive]:
             del _agents[key]

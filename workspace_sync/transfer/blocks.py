@@ -1,12 +1,13 @@
-"""Pack pieces of content into blocks, with a table of the pieces; reuse the memory of blocks.
+"""Pack pieces of content into blocks, with a table of the pieces, and reuse the memory of blocks.
 
-A block is ``<u32 pieces>``, then ``<32 bytes digest><u64 size>`` for each piece, then their bytes in the same order. So
-a host needs nothing but the block to store what is in it, and to pass it on.
+A block is ``<u32 pieces>``, then ``<32 bytes digest><u64 size>`` for each piece, then their bytes in the same order. A
+host therefore needs only the block to store its content and to pass it on.
 
-Pieces are packed by the set of hosts that lack them: a host either wants all of a block or nothing of it.
+Pieces are grouped by the set of hosts that lack them: a host needs either a whole block or none of it.
 
-A block that a first sync sends during the scan is the bytes of all pieces, then a list of ``EarlyFile`` (MessagePack),
-then its length (``<u32>``). The list stands at the end, as it is known only when all have been read.
+A block that a first sync sends during the scan consists of the bytes of all pieces, a list of ``EarlyFile``
+(MessagePack), and the length of the list (``<u32>``). The list is at the end, because it is known only when all pieces
+have been read.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import msgspec
 from workspace_sync.model.errors import TamperedError
 from workspace_sync.model.manifest import DIGEST_SIZE, EarlyFile, ManifestDelta, digest_of
 
-#: A piece: its digest, and its size (bytes).
+#: A piece: its digest and size (bytes).
 Piece = tuple[bytes, int]
 
 _COUNT = struct.Struct(">I")
@@ -32,11 +33,11 @@ _LENGTH = struct.Struct(">I")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[EarlyFile]).decode
 
-#: The size of blocks (bytes); a piece that is larger travels alone.
+#: The size of blocks (bytes). A larger piece gets a separate block.
 LARGEST = 4 << 20
-#: Small payloads are cut into smaller blocks, so that hosts have something to exchange.
+#: The minimum size of the blocks of a small payload, which is split so that hosts can exchange blocks (bytes).
 SMALLEST = 256 << 10
-#: Blocks that a payload is cut into if that does not make them too small.
+#: The number of blocks that a payload is split into, unless they would be too small.
 WANTED = 48
 
 
@@ -45,10 +46,10 @@ class ContentBlock:
     """Content of a block.
 
     Attributes:
-        number: its name in one sync.
-        pieces: in their order.
-        size: its bytes, with the table.
-        hosts: who lacks it.
+        number: its number in a sync.
+        pieces: its pieces, in order.
+        size: its size, including the table (bytes).
+        hosts: the hosts that lack it.
     """
 
     number: int
@@ -58,7 +59,7 @@ class ContentBlock:
 
 
 def pack(lacking: Mapping[str, Iterable[Piece]], first: int = 0) -> list[ContentBlock]:
-    """Pack missing pieces into blocks, in their order.
+    """Pack missing pieces into blocks, preserving their order.
 
     Args:
         lacking: the pieces of each host.
@@ -84,7 +85,10 @@ def pack(lacking: Mapping[str, Iterable[Piece]], first: int = 0) -> list[Content
 
 
 def _by_hosts(lacking: Mapping[str, Iterable[Piece]]) -> dict[frozenset[str], Iterable[Piece]]:
-    """The pieces by the set of hosts that lack them. Hosts mostly lack the same ones, and are then looked at once."""
+    """Group the pieces by the set of hosts that lack them.
+
+    Usually all hosts lack the same pieces, which is checked first.
+    """
     alike: dict[int, tuple[list[str], Sequence[Piece]]] = {}
     for host, pieces in lacking.items():
         pieces = pieces if isinstance(pieces, Sequence) else list(pieces)
@@ -111,7 +115,7 @@ def _by_hosts(lacking: Mapping[str, Iterable[Piece]]) -> dict[frozenset[str], It
 
 
 def block_bytes(pieces: Sequence[Piece]) -> int:
-    """The size of a block with these pieces."""
+    """Compute the size of a block with these pieces (bytes)."""
     return _COUNT.size + sum(_ROW.size + size for _, size in pieces)
 
 
@@ -119,9 +123,9 @@ def fill(view: memoryview, pieces: Sequence[Piece], read: Callable[[bytes, memor
     """Write a block.
 
     Args:
-        view: as long as the block.
-        pieces: what goes into it.
-        read: writes the content of a digest into the view that it gets, which has its size.
+        view: the memory to fill, as long as the block.
+        pieces: the pieces of the block.
+        read: writes the content of a digest into a view of its size.
     """
     _COUNT.pack_into(view, 0, len(pieces))
     at = _COUNT.size
@@ -134,10 +138,10 @@ def fill(view: memoryview, pieces: Sequence[Piece], read: Callable[[bytes, memor
 
 
 def pieces_in(view: memoryview) -> list[tuple[bytes, memoryview]]:
-    """The digest and the bytes of each piece of a block.
+    """Return the digest and the bytes of each piece of a block.
 
     Raises:
-        TamperedError: this is no block.
+        TamperedError: it is not a valid block.
     """
     if len(view) < _COUNT.size:
         raise TamperedError("a block that arrived is too short")
@@ -157,7 +161,7 @@ def pieces_in(view: memoryview) -> list[tuple[bytes, memoryview]]:
 
 
 def piece_order(changes: Iterable[ManifestDelta]) -> dict[bytes, int]:
-    """Every piece (digest -> size) of the folders that some deltas bring, in an order that both sides agree on."""
+    """Return every piece (digest -> size) of the folders in some deltas, in an order that both sides agree on."""
     order: dict[bytes, int] = {}
     for change in changes:
         for folder in change.folders.values():
@@ -171,7 +175,7 @@ def piece_order(changes: Iterable[ManifestDelta]) -> dict[bytes, int]:
 
 
 def finished(memory: memoryview, used: int, files: list[EarlyFile]) -> tuple[memoryview, bytes]:
-    """Complete a block whose content is in place with the table that describes it."""
+    """Complete a block, whose content is in place, with the table that describes it."""
     text = _encode(files)
     end = text + _LENGTH.pack(len(text))
     block = memory[: used + len(end)]
@@ -180,10 +184,10 @@ def finished(memory: memoryview, used: int, files: list[EarlyFile]) -> tuple[mem
 
 
 def files_in(block: memoryview) -> tuple[list[tuple[EarlyFile, memoryview]], bytes]:
-    """The files of a block, each with the bytes of its pieces, and the end of the block.
+    """Return the files of a block, each with the bytes of its pieces, and the end of the block.
 
     Raises:
-        TamperedError: this is no such block.
+        TamperedError: it is not a valid block of a first sync.
     """
     try:
         (length,) = _LENGTH.unpack(block[-_LENGTH.size :])
@@ -203,12 +207,12 @@ def files_in(block: memoryview) -> tuple[list[tuple[EarlyFile, memoryview]], byt
 
 
 def refill(block: memoryview, end: bytes, read: Callable[[bytes, int, memoryview], bool]) -> EarlyFile | None:
-    """Write a block again; return the file that has changed, if there is one.
+    """Fill a block again; return the file that has changed, if there is one.
 
     Args:
-        block: as long as it was.
-        end: of the block.
-        read: reads bytes of a path in the tree from an offset; whether they are all there.
+        block: the memory to fill, as long as the original block.
+        end: the end of the block, which describes its content.
+        read: reads bytes of a path in the tree from an offset; returns whether it has read all.
     """
     block[len(block) - len(end) :] = end
     at = 0
@@ -225,17 +229,17 @@ def refill(block: memoryview, end: bytes, read: Callable[[bytes, int, memoryview
 
 # -- memory ---------------------------------------------------------------------------------------
 
-#: How much memory that nothing uses is kept (bytes).
+#: The maximum amount of unused memory that is kept (bytes).
 KEPT_FREE = 32 << 20
 _SMALLEST = 64 << 10
 
 
 class BlockPool:
-    """Memory of one sync for its blocks. Any thread may use it.
+    """Memory for the blocks of one sync. Thread-safe.
 
-    Fresh memory is cleared by the system page by page, which takes longer than to copy a block into it. What is in use
-    when the pool goes is the system's again with its last reference: from the heap of several threads it would not be,
-    as freed blocks lie between what stays, and processes keep growing.
+    The system clears new memory page by page, which takes longer than to copy a block into it. Memory that is in use
+    when the pool is deleted returns to the system with its last reference. In a heap of several threads, freed blocks
+    would lie between remaining data, and processes would keep growing.
     """
 
     def __init__(self) -> None:
@@ -244,7 +248,7 @@ class BlockPool:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> memoryview:
-        """Memory of a size (bytes), with any content."""
+        """Return memory of this size (bytes), with arbitrary content."""
         room = max(_SMALLEST, 1 << (size - 1).bit_length())
         with self._lock:
             free = self._free.get(room)
@@ -255,11 +259,11 @@ class BlockPool:
         try:
             memory.madvise(mmap.MADV_HUGEPAGE)
         except (AttributeError, OSError):
-            pass  # a kernel without them
+            pass  # the kernel does not support them
         return memoryview(memory)[:size]
 
     def give(self, memory: memoryview) -> None:
-        """Give back memory from ``take`` that is no longer read or written."""
+        """Return memory from ``take`` that is no longer read or written."""
         whole = memory.obj
         if isinstance(whole, mmap.mmap):
             with self._lock:

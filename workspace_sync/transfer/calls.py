@@ -12,9 +12,9 @@ from monarch_kernel.actor import Future, SupervisionError
 from workspace_sync.transfer.agent import AgentLink
 from workspace_sync.transfer.messages import Failed
 
-#: After this long without a sign of life an agent that owes an answer is asked whether it is there (seconds).
+#: An agent that owes an answer is pinged after this long without a sign of life (seconds).
 QUIET = 2.0
-#: An agent that does not even answer this is lost (seconds).
+#: An agent that does not answer this ping counts as lost after this time (seconds).
 PATIENCE = 15.0
 
 
@@ -24,9 +24,9 @@ class Answer:
 
     Attributes:
         host: its key.
-        about: what the request was about, as the one who asked calls it.
+        about: the tag that the caller gave the request.
         value: the answer, or ``Failed``.
-        lost: whether the host is lost; then ``value`` says why.
+        lost: whether the host is lost; ``value`` then has the reason.
     """
 
     host: str
@@ -37,12 +37,12 @@ class Answer:
 
 @dataclass(slots=True)
 class _Line:
-    """One agent.
+    """State of one agent.
 
     Attributes:
-        open: requests under way, the oldest first.
-        heard: when it last answered.
-        pinged: when it was asked whether it is there; 0: it is not being asked.
+        open: pending requests, oldest first.
+        heard: the time of its last answer.
+        pinged: the time of a pending ping; 0: none.
         gone: why it is lost.
     """
 
@@ -64,16 +64,16 @@ class _Event:
     value: Any = None
 
 
-#: The number of a question whether an agent is there.
+#: The request number of a ping.
 _PING = 0
 
 
 class Calls:
-    """The requests of one client to some agents. One thread uses it.
+    """Requests of one client to some agents. Used by one thread.
 
     Args:
         links: the agents.
-        patience: how long an agent may be silent (seconds).
+        patience: the longest time that an agent may be silent (seconds).
     """
 
     def __init__(self, links: list[AgentLink], patience: float = PATIENCE) -> None:
@@ -88,11 +88,11 @@ class Calls:
         return [host for host, line in self._lines.items() if not line.gone]
 
     def renew(self, link: AgentLink) -> None:
-        """Use another agent on a host."""
+        """Replace the agent of a host."""
         self._lines[link.host.key] = _Line(link)
 
     def ask(self, host: str, about: Any, request: str, *args: Any) -> None:
-        """Send a request; ``next`` returns its answer. A request to a lost host has no answer."""
+        """Send a request; ``next`` returns its answer. A request to a lost host gets no answer."""
         line = self._lines[host]
         if line.gone:
             return
@@ -102,13 +102,13 @@ class Calls:
         line.open[self._number] = self._send(host, self._number, about, request, args)
 
     def tell(self, host: str, request: str, *args: Any) -> None:
-        """Send a request whose answer does not matter."""
+        """Send a request whose answer is ignored."""
         line = self._lines[host]
         if not line.gone:
             line.link.actor.work.call_one(request, *args)
 
     def post(self, about: Any, value: Any) -> None:
-        """Queue news from another thread of the client; ``next`` returns them with the host ""."""
+        """Queue a report from another thread of the client; ``next`` returns it with the host ""."""
         self._events.put(_Event("", _PING, about, None, value))
 
     def owes(self, host: str) -> bool:
@@ -141,10 +141,10 @@ class Calls:
         return found
 
     def next(self, timeout: float, *, lead: bool = False) -> Answer | None:
-        """The next answer; None if there is none for so long (seconds). Called often, it finds lost agents.
+        """Return the next answer; None after a timeout (seconds). Frequent calls detect lost agents.
 
         Args:
-            lead: the oldest answer is the one that is waited for; it then comes without a hand-off between threads.
+            lead: wait for the oldest pending answer; it then arrives without a hand-off between threads.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -172,7 +172,7 @@ class Calls:
         return future
 
     def _wait(self, timeout: float) -> None:
-        """Wait for an answer of any host; this thread then takes in all messages meanwhile."""
+        """Wait for an answer of any host. This thread receives all messages meanwhile."""
         for line in self._lines.values():
             for future in line.open.values():
                 try:
@@ -187,7 +187,7 @@ class Calls:
             return Answer("", event.about, event.value)
         line = self._lines[event.host]
         if line.gone or (event.number != _PING and event.number not in line.open):
-            return None  # nobody waits for it any more
+            return None  # its caller no longer waits for it
         line.heard, line.pinged = time.monotonic(), 0.0
         line.open.pop(event.number, None)
         try:
@@ -211,7 +211,7 @@ class Calls:
                 continue
             if line.pinged and now - line.pinged > self._patience - quiet:
                 why = f"its sync agent has not answered for {now - line.heard:.0f} s: it is stopped, or overloaded"
-                line.link.procs.kill("its requests had no answer")  # so it gives up its locks, and another can begin
+                line.link.procs.kill("its requests had no answer")  # releases its locks, so another can begin
                 return self._give_up(host, line, why)
             if not line.pinged and now - line.heard > quiet:
                 line.pinged = now

@@ -1,4 +1,4 @@
-"""Work of an agent on its host: stage and switch trees, fetch blocks and pass them on. No actors; called by threads."""
+"""Work of an agent on its host: stage and switch trees, fetch blocks and pass them on. Called by threads."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ from workspace_sync.transfer.messages import (
 
 log = logging.getLogger(__name__)
 
-#: How long one block may take from its source (seconds); the client overtakes slow fetches long before.
+#: The time limit to fetch one block from its source (seconds). The client overtakes slow fetches long before.
 FETCH_TIMEOUT = 300.0
-#: Less of an environment than this is sent, and not made from a lock file (bytes).
+#: Smaller missing parts of an environment are sent, not created from a lock file (bytes).
 _WORTH_MAKING = 256 << 10
-#: The older tree is brought up to date so long after a switch (seconds): ranks that follow the sync come first.
+#: The delay after a switch before older trees are updated (seconds): ranks that follow the sync have priority.
 _FOLLOW_DELAY = 0.3
-#: Where an environment is made from a lock file, in the folder of the workspace; only while its lock is held.
+#: The folder in a workspace for environments created from a lock file. It exists only while its lock is held.
 _LOCKED = "locked"
-#: How long a workspace that another client syncs is waited for before something of it is removed (seconds).
+#: The longest wait for a workspace that another client syncs before parts of it are removed (seconds).
 _PATIENCE = 5.0
 
 
 class SourceError(SyncError):
-    """A block could not be fetched; its source or the way to it is the cause."""
+    """A block could not be fetched because of its source or the connection to it."""
 
 
 class BaseGoneError(SyncError):
-    """The changes are for a manifest that this host does not have any more."""
+    """The changes are for a manifest that this host no longer has."""
 
 
 class SyncOverError(SyncError):
@@ -75,20 +75,20 @@ class _Job:
     """One sync on this host.
 
     Attributes:
-        busy: held by whoever changes the staging as a whole.
-        users: threads that store or read pieces.
+        busy: held during changes of the staging as a whole.
+        users: the number of threads that store or read pieces.
         changed: notified when ``users`` falls.
-        cancelled: what runs for it is to end.
-        closing: what ends with the job: the lock of the workspace.
+        cancelled: whether its work must end.
+        closing: releases the lock of the workspace at the end of the job.
         folder: of the workspace, once it is locked.
-        early: what has come before there is a manifest.
-        staging: the trees that are being made.
-        slots: reads them.
-        order: the pieces of its deltas.
+        early: content that has arrived before the manifest.
+        staging: the trees that are being created.
+        slots: reads their pieces.
+        order: the pieces of its deltas, in order.
         pool: memory for blocks.
         held: blocks in memory, for other hosts.
-        tables: the pieces of each block of content that was here.
-        ends: the size of each block that came early, and what it says of its content.
+        tables: the pieces of each content block that was here.
+        ends: the size of each early block, and its end, which describes its content.
     """
 
     busy: threading.Lock = field(default_factory=threading.Lock)
@@ -107,19 +107,19 @@ class _Job:
     ends: dict[int, tuple[int, bytes]] = field(default_factory=dict[int, tuple[int, bytes]])
 
     def opened(self) -> Staging:
-        """The staging, which a request to stage has opened."""
+        """Return the staging, which a stage request has opened."""
         if self.staging is None:
             raise SyncOverError("nothing is staged for this sync")
         return self.staging
 
     def lock(self, folder: WorkspaceFolder, owner: str, wait: float) -> None:
-        """Lock the workspace until the job ends, unless it is."""
+        """Lock the workspace until the end of the job, unless it is locked already."""
         if self.folder is None:
             self.closing.enter_context(folder.lock(owner, wait))
             self.folder = folder
 
     def reader(self) -> SlotReader:
-        """Reads pieces of the slots that are being made."""
+        """Return a reader of pieces in the slots that are being created."""
         with self.changed:
             if self.slots is None:
                 self.slots = SlotReader(self.opened())
@@ -132,7 +132,7 @@ class _Job:
 
     @contextmanager
     def using(self) -> Generator[None]:
-        """The staging stays open meanwhile."""
+        """Keep the staging open for the duration of the context."""
         with self.changed:
             self.check()
             self.users += 1
@@ -166,14 +166,14 @@ class HostWork:
                 self._store_of_user = Store()
             return self._store_of_user
 
-    # -- what a request belongs to --------------------------------------------------------------------
+    # -- jobs -----------------------------------------------------------------------------------------
 
     def open_job(self, session: str) -> None:
-        """Register a sync; called in the order in which messages arrive."""
+        """Register a sync. Called in the order in which messages arrive."""
         self._jobs.setdefault(session, _Job())
 
     def cancel_job(self, session: str) -> None:
-        """Cancel all work for a sync; called in the order in which messages arrive."""
+        """Cancel all work of a sync. Called in the order in which messages arrive."""
         job = self._jobs.get(session)
         if job is not None:
             job.cancelled = True
@@ -187,19 +187,19 @@ class HostWork:
 
     @contextmanager
     def _changing(self, session: str) -> Generator[_Job]:
-        """A sync whose staging changes as a whole: one request at a time."""
+        """Hold a sync whose staging changes as a whole: one request at a time."""
         job = self._job(session)
         with job.busy:
             job.check()
             yield job
 
-    # -- what is here -----------------------------------------------------------------------------------
+    # -- state of the host ------------------------------------------------------------------------------
 
     def describe(self, workspace: str, kept: bool = False) -> HostState:
-        """Describe the content of a workspace on the host; changes nothing.
+        """Describe the content of a workspace on the host, without changes.
 
         Args:
-            kept: count the files of ranks that are kept, too.
+            kept: also count the kept files of ranks.
         """
         store = self.store.identity()
         if not self.store.has(workspace):
@@ -229,11 +229,11 @@ class HostWork:
         """Fetch a block, store its content, and keep it for other hosts.
 
         Args:
-            content: it holds pieces; otherwise it is a part of a manifest, and only kept.
-            early: it holds files, before there is a manifest.
+            content: whether it contains pieces; otherwise it is a part of a manifest, and only kept.
+            early: whether it contains files that are sent before the manifest.
 
         Raises:
-            SourceError: it could not be read, or is not what it should be.
+            SourceError: it could not be read, or is damaged.
             StoreError: it could not be stored.
         """
         job = self._job(session)
@@ -275,7 +275,7 @@ class HostWork:
         job.ends[number] = len(memory), end
 
     def offer(self, session: str, number: int) -> RDMABuffer:
-        """The handle of a block that was here; one that is no longer in memory is built again from the slot."""
+        """Return the handle of a block that was here; rebuild it from the slot if it is no longer in memory."""
         job = self._job(session)
         with job.using():
             held = job.held.get(number)
@@ -297,7 +297,7 @@ class HostWork:
         return memory
 
     def drop(self, session: str, numbers: list[int]) -> None:
-        """Forget blocks that no other host needs from here now."""
+        """Forget blocks that no other host needs from this one now."""
         job = self._jobs.get(session)
         if job is not None:
             for number in numbers:
@@ -308,10 +308,10 @@ class HostWork:
     # -- a new generation -------------------------------------------------------------------------------
 
     def begin_early(self, session: str, workspace: str, owner: str, wait: float, size: int) -> bool:
-        """Take files before there is a manifest; whether this host does.
+        """Start accepting files before the manifest; return whether this host accepts them.
 
         Args:
-            size: of all of them (bytes).
+            size: the total size of the files (bytes).
 
         Raises:
             WorkspaceBusyError: another client is at it.
@@ -324,12 +324,12 @@ class HostWork:
             return job.early is not None
 
     def stage(self, session: str, request: StageRequest) -> Staged:
-        """Begin to make the new trees; finish them at once if nothing is missing.
+        """Start creating the new trees; finish them at once if nothing is missing.
 
         Raises:
             WorkspaceBusyError: another client is at it.
-            BaseGoneError: a delta is for a manifest that is not here.
-            StoreError: the trees cannot be made.
+            BaseGoneError: a delta is for a manifest that this host does not have.
+            StoreError: the trees cannot be created.
         """
         with self._changing(session) as job:
             folder = self.store.workspace(request.workspace)
@@ -371,7 +371,7 @@ class HostWork:
     def _make_locked(
         self, lock: LockFile, workspace: str, target: Manifest, staging: Staging, job: _Job
     ) -> tuple[int, str]:
-        """Make what is missing of an environment from a lock file; returns the bytes, and why it could not be done."""
+        """Create missing content of an environment from a lock file; return the bytes, and why it could not be done."""
         missing = dict(staging.missing)
         wanted = {
             digest: size for _, entry in target.files() for digest, _, size in entry.pieces() if digest in missing
@@ -396,7 +396,7 @@ class HostWork:
         return made, ""
 
     def _clear_locked(self, workspace: str) -> None:
-        """Remove what a lock file was installed into, also of an agent that was killed; the workspace is locked."""
+        """Remove the folder of lock file installs, also one of a killed agent. The workspace must be locked."""
         if os.path.lexists(os.path.join(self.store.path, "w", workspace, _LOCKED)):
             with self.store.private_folder("w", workspace, _LOCKED) as folder:
                 clear(folder.path)
@@ -502,7 +502,7 @@ class HostWork:
         """Remove unneeded old content, and report the kept files of ranks.
 
         Args:
-            kept: remove that, too, for good.
+            kept: also remove the kept files permanently.
         """
         before = self._objects_size()
         self.store.collect(limit)
@@ -521,11 +521,11 @@ class HostWork:
         return found
 
     def forget(self, workspace: str, owner: str, kept: bool, dry: bool) -> Remains:
-        """Remove a workspace, unless a process uses it; return its former content.
+        """Remove a workspace unless a process uses it; return its former content.
 
         Args:
-            owner: the client, for others.
-            kept: also the files of ranks that were in the way of a tree.
+            owner: the client, for messages to other clients.
+            kept: also remove the files of ranks that were in conflict with a tree.
             dry: only list the content.
 
         Raises:
@@ -548,7 +548,7 @@ class HostWork:
     def _objects_size(self) -> int:
         return sum(about.st_size for _, about in self.store.objects.all())
 
-    # -- afterwards ---------------------------------------------------------------------------------------
+    # -- after a switch -----------------------------------------------------------------------------------
 
     def _follow(self, workspace: str) -> None:
         self._stop_following(workspace)
@@ -568,7 +568,7 @@ class HostWork:
             log.info("the older tree of %s was not brought up to date: %s", workspace, e)
 
     def _stop_following(self, workspace: str) -> None:
-        """Wait until the thread of the last sync has ended, as it holds the lock."""
+        """Wait until the thread of the last sync has ended, because it holds the lock."""
         thread, stop = self._followers.pop(workspace, (None, None))
         if thread is not None and stop is not None:
             stop.set()

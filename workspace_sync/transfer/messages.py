@@ -11,10 +11,10 @@ from workspace_sync.environment import LockFile
 from workspace_sync.store import Footprint, Generation
 from workspace_sync.transfer.blocks import Piece
 
-#: Content of up to this size travels in the request to stage (bytes), which saves a round trip. Each host then gets it
-#: from the client.
+#: The maximum size of content that is included in the stage request (bytes), which saves a round trip. The client
+#: then sends it to each host.
 INLINE = 64 << 10
-#: Up to this many missing pieces are named one by one.
+#: Up to this many missing pieces are listed individually.
 FEW = 256
 
 
@@ -36,13 +36,13 @@ class HostState(msgspec.Struct, array_like=True):
     Attributes:
         host: its name.
         path: the folder of the workspace on it.
-        parts: by name.
-        repair: why the next sync must look at all files first; empty: it need not.
-        generation: the number of what ranks see; 0: none.
-        generations: those that a rollback can go to (``store.Generation``), the newest first.
-        store: the identity of its store; hosts with a common home folder may have one together.
-        left: what a sync that was interrupted has left half made; empty: nothing.
-        kept_files: how many files of ranks were in the way of a tree and are kept, if that was asked for.
+        parts: its parts, by name.
+        repair: why the next sync must check all files first; empty: it need not.
+        generation: the number of the current generation; 0: none.
+        generations: those that a rollback can go to (``store.Generation``), newest first.
+        store: the identity of its store, which hosts with a common home folder may share.
+        left: remains of an interrupted sync; empty: none.
+        kept_files: the number of kept files of ranks that were in conflict with a tree, if requested.
         kept_bytes: their size.
     """
 
@@ -65,7 +65,7 @@ class PartTarget(msgspec.Struct, array_like=True):
         part: "tree" or "env".
         digest: of the new manifest.
         data: an encoded and compressed ``ManifestDelta``, if it is small.
-        blocks: otherwise, the numbers of the blocks that it arrives in.
+        blocks: otherwise, the numbers of the blocks that contain it.
     """
 
     part: str
@@ -75,16 +75,16 @@ class PartTarget(msgspec.Struct, array_like=True):
 
 
 class StageRequest(msgspec.Struct, array_like=True):
-    """Make a new generation beside the one that ranks see.
+    """Request to create a new generation beside the current one.
 
     Attributes:
         workspace: the name of its folder.
-        owner: the client, for others that find the workspace busy.
+        owner: the client, for messages to other clients while the workspace is busy.
         parts: all parts of the new generation.
-        wait: how long to wait for another client (seconds).
+        wait: the longest wait for another client (seconds).
         inline: small content that the host may lack, by digest.
-        dry: only say what is missing.
-        lock: a lock file of the environment, from which the host makes what it can itself.
+        dry: only report the missing content.
+        lock: a lock file of the environment, from which the host installs what it can.
     """
 
     workspace: str
@@ -101,7 +101,7 @@ class Missing(msgspec.Struct, array_like=True):
 
     Attributes:
         bits: one bit for each piece of the deltas, in the order of ``blocks.piece_order``; compressed. Empty: ``named``
-            has all.
+            lists all.
         named: pieces by digest and size.
     """
 
@@ -113,15 +113,15 @@ class Staged(msgspec.Struct, array_like=True):
     """A host's answer to a request to stage, or to finish.
 
     Attributes:
-        finished: all is made and verified; otherwise ``missing`` is to be sent.
-        missing: what it lacks.
-        files: files that were or will be made.
-        deleted: paths that go (only for a dry run).
-        reused: bytes that the host had.
-        problems: content on the host that was found to be damaged, and is made anew.
-        notes: what a sync that was interrupted had left, or what else was not in order, and what was done with it.
-        made: bytes that the host made from the lock file.
-        unmade: why it could not, in a sentence.
+        finished: whether everything is created and verified; otherwise ``missing`` must be sent.
+        missing: the pieces that it lacks.
+        files: the number of files that were or will be created.
+        deleted: paths that will be deleted (only for a dry run).
+        reused: bytes that the host already had.
+        problems: damaged content found on the host, which is created again.
+        notes: remains of an interrupted sync or other irregularities, and how they were handled.
+        made: bytes that the host created from the lock file.
+        unmade: why it could not use the lock file, in a sentence.
     """
 
     finished: bool
@@ -139,12 +139,12 @@ class Switched(msgspec.Struct, array_like=True):
     """A host's answer to a request to commit.
 
     Attributes:
-        generation: the number of what ranks see now.
+        generation: the number of the current generation.
         digests: of its manifests, by part.
-        moved: paths of ranks that moved along.
-        kept: what ranks had made where the new tree has something else, and where it is now.
-        files: that were made.
-        seconds: what the switch took on the host.
+        moved: paths created by ranks that were moved to the new tree.
+        kept: paths created by ranks that conflict with the new tree, and their new locations.
+        files: the number of created files.
+        seconds: the duration of the switch on the host.
     """
 
     generation: int
@@ -161,11 +161,11 @@ class Collected(msgspec.Struct, array_like=True):
     Attributes:
         host: its name.
         freed: bytes that were removed.
-        left: bytes of old content that stay.
-        error: why it could not be done; empty if it was.
-        kept_files: how many files of ranks are kept in all workspaces, as they were in the way of a tree.
+        left: bytes of old content that remain.
+        error: why it failed; empty on success.
+        kept_files: the number of kept files of ranks in all workspaces, which were in conflict with a tree.
         kept_bytes: their size.
-        removed_files: how many of such files were removed, as was asked for.
+        removed_files: the number of such files that were removed on request.
         removed_bytes: their size.
     """
 
@@ -185,7 +185,7 @@ class Remains(msgspec.Struct, array_like=True):
     Attributes:
         path: the folder of the workspace.
         store: the identity of its store.
-        footprint: the content; while it has users, nothing is removed.
+        footprint: the content. While it has users, nothing is removed.
     """
 
     path: str
@@ -198,7 +198,7 @@ class Failed(msgspec.Struct, array_like=True):
 
     Attributes:
         kind: the name of the error's class.
-        text: what happened, as a sentence for the report.
+        text: the failure, as a sentence for the report.
         source: whether the source of a block is the cause, and not this host.
     """
 
@@ -208,7 +208,7 @@ class Failed(msgspec.Struct, array_like=True):
 
 
 def encode_missing(missing: Sequence[Piece], order: Collection[bytes]) -> Missing:
-    """Describe missing pieces briefly."""
+    """Encode missing pieces compactly."""
     if len(missing) <= FEW:
         return Missing(b"", list(missing))
     lacks = dict(missing)
@@ -220,7 +220,7 @@ def encode_missing(missing: Sequence[Piece], order: Collection[bytes]) -> Missin
 
 
 def decode_missing(missing: Missing, order: Iterable[Piece]) -> list[Piece]:
-    """The pieces that are missing."""
+    """Decode the missing pieces."""
     found: list[Piece] = []
     if missing.bits:
         bits = zlib.decompress(missing.bits)

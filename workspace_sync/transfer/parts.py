@@ -1,4 +1,4 @@
-"""Parts of a workspace (tree, environment) with their content, and the changes that bring hosts to them."""
+"""Parts of a workspace (tree, environment) with their content, and the changes that hosts need to reach them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Part:
     Attributes:
         name: of the part.
         manifest: its content.
-        read: writes the content of a piece into a view; KeyError: there is no such piece.
-        remembered: a manifest that hosts may have, by its digest; None: it is not known here.
+        read: writes the content of a piece into a view; raises KeyError if there is no such piece.
+        remembered: returns a manifest that hosts may have, by digest; None: unknown here.
     """
 
     name: str
@@ -30,13 +30,13 @@ class Part:
 
 @dataclass
 class PartChange:
-    """Change from one base to the new manifest of a part; computed once for all hosts with that base.
+    """Change from one base to the new manifest of a part, computed once for all hosts with that base.
 
     Attributes:
-        part: which one.
-        delta: what changes.
+        part: the part.
+        delta: the difference of the manifests.
         data: the delta, encoded and compressed.
-        blocks: numbers of the blocks in which ``data`` travels, if it is large.
+        blocks: numbers of the blocks that contain ``data``, if it is large.
     """
 
     part: Part
@@ -55,7 +55,7 @@ class PartChange:
         return self._order
 
     def new_pieces(self, most: int) -> list[Piece] | None:
-        """The pieces that the base does not have in the same folders; None if they have more than ``most`` bytes."""
+        """Return the pieces that the base does not have in the same folders; None if they exceed ``most`` bytes."""
         if self._new is None:
             before = set[bytes]()
             for path in self.delta.folders if self._base is not None else ():
@@ -67,10 +67,10 @@ class PartChange:
 
 
 class Changes:
-    """The changes of all parts, by the present content of hosts.
+    """The changes of all parts, by the current content of hosts.
 
     Args:
-        parts: what is synced.
+        parts: the synced parts.
     """
 
     def __init__(self, parts: Iterable[Part]) -> None:
@@ -79,7 +79,7 @@ class Changes:
         self._bases: dict[tuple[str, bytes], Manifest | None] = {}
 
     def of(self, part: Part, digests: Iterable[bytes]) -> PartChange:
-        """The change for a host that has manifests of these digests, the best first."""
+        """Return the change for a host that has manifests of these digests, best first."""
         for digest in digests:
             base = self._base(part, digest)
             if base is not None:
@@ -87,7 +87,7 @@ class Changes:
         return self._change(part, b"", None)
 
     def read(self, digest: bytes, into: memoryview) -> None:
-        """The content of a piece of any part."""
+        """Read the content of a piece of any part."""
         read_first([each.read for each in self.parts], digest, into)
 
     def _base(self, part: Part, digest: bytes) -> Manifest | None:

@@ -1,14 +1,14 @@
-"""Decide which host fetches which block from where: events in, actions out, without I/O and clocks.
+"""Decide which host fetches which block from where: a state machine from events to actions, without I/O and clocks.
 
 The client owns all blocks. A block goes from the client to one host that lacks it, and from there to the others, so
 the client sends each byte about once. Hosts get different blocks from the client, and exchange them.
 
 * A source serves a few readers at a time (``FetchLimits.client_readers``, ``FetchLimits.host_readers``).
-* A fetch that takes far longer than others do is *overtaken*: the block is also fetched by another host, or from
-  another source. What the client sends twice for this is bounded by ``FetchLimits.extra``.
-* When a host is lost, the blocks that only it held come from the client again.
-* A host that cannot read from another one (a firewall between them) stops trying, and asks the client.
-* Attempts are bounded: a host that fails too often is given up, with the last reason.
+* A fetch that takes far longer than others is *overtaken*: another host fetches the block, too, or the host fetches it
+  from another source. ``FetchLimits.extra`` limits the bytes that the client sends twice for this.
+* When a host is lost, the client sends the blocks again that only this host held.
+* A host that cannot read from another one (a firewall between them) stops trying, and reads from the client.
+* Attempts are limited: a host that fails too often is given up, with the last reason.
 
 Source: the exchange of pieces follows BitTorrent, B. Cohen, "Incentives Build Robustness in BitTorrent", 2003, without
 its incentives; speculative fetches follow the backup tasks of J. Dean and S. Ghemawat, "MapReduce", OSDI 2004.
@@ -29,18 +29,18 @@ class FetchLimits:
     """Limits on simultaneous fetches and on retries.
 
     Attributes:
-        window: fetches that a host has under way.
-        from_client: how many of them come from the client, if there are several hosts.
-        client_readers: fetches that the client serves at a time.
-        host_readers: fetches that a host serves at a time.
+        window: simultaneous fetches by a host.
+        from_client: the number of these from the client, if there are several hosts.
+        client_readers: simultaneous fetches from the client.
+        host_readers: simultaneous fetches from a host.
         attempts: failed fetches of one block by one host, from the client, before the host is given up.
-        streak: failed fetches of one host, without one that succeeds, before it is given up.
-        pair: failed fetches between two hosts before this source is not asked again by this host.
-        slow: a fetch is overtaken when it takes this many times as long as fetches of its kind usually do ...
+        streak: consecutive failed fetches of one host before it is given up.
+        pair: failed fetches between two hosts before the reader stops using this source.
+        slow: a fetch is overtaken when it takes this many times as long as is usual for its kind ...
         slow_floor: ... but not before this time (seconds) ...
         slow_blind: ... and not before this time while no fetch of its kind has ended (seconds).
-        extra: the share of all bytes that the client may send once more to overtake slow hosts.
-        extra_floor: bytes that the client may send once more in any case.
+        extra: the share of all bytes that the client may send again to overtake slow hosts.
+        extra_floor: bytes that the client may send again in any case.
     """
 
     window: int = 4
@@ -59,7 +59,7 @@ class FetchLimits:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Let a host fetch a block from a source (``CLIENT`` or a host)."""
+    """Action: a host fetches a block from a source (``CLIENT`` or a host)."""
 
     host: str
     block: int
@@ -68,7 +68,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseBlock:
-    """No host will fetch this block from this source again, as far as is known."""
+    """Action: release a block at a source, because no host will fetch it from there again, as far as is known."""
 
     source: str
     block: int
@@ -76,7 +76,7 @@ class ReleaseBlock:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """This host does not get everything."""
+    """Action: give up a host, which does not get everything."""
 
     host: str
     reason: str
@@ -87,11 +87,11 @@ Action = Fetch | ReleaseBlock | GiveUp
 
 @dataclass(slots=True)
 class _Read:
-    """A fetch under way.
+    """A fetch in progress.
 
     Attributes:
-        since: when it began.
-        counts: whether it takes one of the places at its source; a slow one does not.
+        since: its start time.
+        counts: whether it counts towards the limit of its source; a slow one does not.
     """
 
     since: float
@@ -103,13 +103,13 @@ class _Host:
     """State of one host.
 
     Attributes:
-        wanted: blocks that it lacks and does not fetch, in order.
-        holds: blocks that it has, as far as it can pass them on.
-        flights: its fetches under way, by block and source; two of one block if one was overtaken.
-        serves: fetches of others from it.
+        wanted: blocks that it lacks and is not fetching, in order.
+        holds: blocks that it has and can pass on.
+        flights: its fetches in progress, by block and source; two of one block if one was overtaken.
+        serves: fetches of other hosts from it.
         client_fetches: its fetches from the client.
         failures: failed attempts by block.
-        streak: failed attempts since the last that succeeded.
+        streak: failed attempts since the last success.
         bad: failed attempts by source.
         ready: those of ``wanted`` that another host has.
     """
@@ -149,7 +149,7 @@ def _weight(size: int) -> float:
 
 
 class Scheduler:
-    """The state of one distribution. Each event returns the actions that follow from it.
+    """State of one distribution. Each event returns the resulting actions.
 
     Args:
         limits: see ``FetchLimits``.
@@ -157,20 +157,20 @@ class Scheduler:
 
     def __init__(self, limits: FetchLimits | None = None) -> None:
         self.limits = limits or FetchLimits()
-        #: Bytes that the client was asked to send, each time that it was.
+        #: The number of bytes that the client had to send, including repetitions.
         self.sent = 0
-        #: Of these, bytes that were sent once more to overtake slow hosts.
+        #: The part of these that was sent again to overtake slow hosts.
         self.overtaken = 0
         self._sizes: dict[int, int] = {}
         self._hosts: dict[str, _Host] = {}
         self._holders: dict[int, dict[str, None]] = {}
-        self._lacking: dict[int, set[str]] = {}  # who still wants or fetches a block
-        self._given: dict[int, set[str]] = {}  # hosts that fetch the block from the client now
-        self._unheld: dict[int, None] = {}  # blocks that nobody holds and nobody fetches from the client
+        self._lacking: dict[int, set[str]] = {}  # hosts that still want or fetch a block
+        self._given: dict[int, set[str]] = {}  # hosts that are fetching the block from the client
+        self._unheld: dict[int, None] = {}  # blocks that no host holds or is fetching from the client
         self._total = 0
         self._client_serves = 0
-        self._open: dict[str, _Host] = {}  # hosts that serve one more reader
-        self._typical = {True: _Typical(), False: _Typical()}  # from the client?
+        self._open: dict[str, _Host] = {}  # hosts that can serve one more reader
+        self._typical = {True: _Typical(), False: _Typical()}  # by whether the source is the client
         self._dead: set[str] = set()
         self._turn = 0
 
@@ -201,7 +201,7 @@ class Scheduler:
         return self._assign(now)
 
     def fetched(self, host: str, block: int, source: str, now: float) -> list[Action]:
-        """A host has a block now, and has verified it."""
+        """Record that a host has fetched and verified a block."""
         state = self._hosts.get(host)
         if state is None:
             return []
@@ -213,7 +213,7 @@ class Scheduler:
         actions: list[Action] = []
         if state.lacks(block):
             for other in list(state.flights.get(block, ())):
-                self._landed(host, block, other)  # the slower of two; its end is of no interest
+                self._landed(host, block, other)  # the slower of two fetches; its result is ignored
             state.wanted.pop(block, None)
             state.ready.pop(block, None)
             state.failures.pop(block, None)
@@ -223,7 +223,7 @@ class Scheduler:
         return actions + self._assign(now)
 
     def failed(self, host: str, block: int, source: str, reason: str, now: float) -> list[Action]:
-        """A fetch has failed, and its source is the cause, or the way to it."""
+        """Record that a fetch has failed because of its source or the connection to it."""
         state = self._hosts.get(host)
         if state is None or self._landed(host, block, source) is None:
             return []
@@ -236,7 +236,7 @@ class Scheduler:
         return self._assign(now)
 
     def forgot(self, host: str, block: int, now: float) -> list[Action]:
-        """A host that had a block cannot pass it on any more."""
+        """Record that a host can no longer pass a block on."""
         holders = self._holders.get(block, {})
         if host in holders:
             del holders[host]
@@ -250,7 +250,7 @@ class Scheduler:
         return self._assign(now)
 
     def lost(self, host: str, now: float) -> list[Action]:
-        """A host is gone, or takes no part any more."""
+        """Record that a host is lost or no longer participates."""
         self._dead.add(host)
         state = self._hosts.pop(host, None)
         self._open.pop(host, None)
@@ -271,11 +271,11 @@ class Scheduler:
         for name, other in self._hosts.items():
             for block, reads in list(other.flights.items()):
                 if host in reads:
-                    self._landed(name, block, host)  # if its answer comes nevertheless, so much the better
+                    self._landed(name, block, host)  # if its answer arrives nevertheless, it is used
         return actions + self._assign(now)
 
     def tick(self, now: float) -> list[Action]:
-        """Time has passed: fetches that take too long are overtaken."""
+        """Advance the time: overtake fetches that take too long."""
         actions: list[Action] = []
         for name, state in self._hosts.items():
             for block, reads in list(state.flights.items()):
@@ -286,7 +286,7 @@ class Scheduler:
                             actions += self._overtake(name, state, block, source, now)
         return actions + self._assign(now)
 
-    # -- what is known ------------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------------
 
     def complete(self, host: str) -> bool:
         """Return whether a living host lacks nothing."""
@@ -299,7 +299,7 @@ class Scheduler:
         return all(not state.wanted and not state.flights for state in self._hosts.values())
 
     def holders(self, block: int) -> list[str]:
-        """The living hosts that have a block."""
+        """Return the living hosts that have a block."""
         return list(self._holders.get(block, ()))
 
     # -- fetches --------------------------------------------------------------------------------------
@@ -323,8 +323,10 @@ class Scheduler:
         return Fetch(host, block, source)
 
     def _landed(self, host: str, block: int, source: str) -> float | None:
-        """A fetch has ended; when it began, or None if there is no such fetch. The block is wanted again if it was the
-        last one for it."""
+        """End a fetch; return its start time, or None if there is no such fetch.
+
+        The block is wanted again if this was its last fetch.
+        """
         state = self._hosts[host]
         reads = state.flights.get(block)
         if reads is None or source not in reads:
@@ -370,7 +372,7 @@ class Scheduler:
                     self._hosts[name].ready[block] = None
 
     def _unhold(self, block: int) -> None:
-        """Nobody has a block, and nobody gets it from the client."""
+        """Record that no host has a block or is getting it from the client."""
         for name in self._lacking[block]:
             if name in self._hosts:
                 self._hosts[name].ready.pop(block, None)
@@ -386,7 +388,7 @@ class Scheduler:
     # -- decisions --------------------------------------------------------------------------------------
 
     def _assign(self, now: float) -> list[Action]:
-        """Fill all windows, in turn, so that hosts get different blocks."""
+        """Fill all windows in turn, so that hosts get different blocks."""
         actions: list[Action] = []
         names = list(self._hosts)
         if not names:
@@ -415,7 +417,7 @@ class Scheduler:
                 if block in state.wanted:
                     return self._start(name, block, CLIENT, now)
         refuses = any(failures >= limits.pair for failures in state.bad.values())
-        # Most hosts find all sources busy most of the time: this says so without a look at their blocks one by one.
+        # Most hosts find all sources busy most of the time: this check avoids a search of their blocks one by one.
         if not refuses and all(state.ready.keys().isdisjoint(each.holds) for each in self._open.values()):
             return None
         for block in state.ready:
@@ -430,7 +432,7 @@ class Scheduler:
         return state.bad.get(source, 0) < self.limits.pair
 
     def _best_holder(self, name: str, state: _Host, block: int, but: str | None = None) -> str | None:
-        """The least busy host that has the block, and serves one more reader."""
+        """Return the least busy host that has the block and can serve one more reader."""
         best, load = None, self.limits.host_readers
         holders = self._holders[block]
         for holder in self._open if len(self._open) < len(holders) else holders:
@@ -450,7 +452,7 @@ class Scheduler:
 
     def _overtake(self, name: str, state: _Host, block: int, source: str, now: float) -> list[Action]:
         other = self._best_holder(name, state, block, but=source)
-        if other is not None:  # this host itself, from elsewhere
+        if other is not None:  # the same host, from another source
             return [self._start(name, block, other, now)]
         size = self._sizes[block]
         if self.overtaken + size > max(self.limits.extra_floor, self.limits.extra * self._total):
@@ -460,7 +462,7 @@ class Scheduler:
             return [self._start(name, block, CLIENT, now)]
         if self._holders[block] or len(self._given[block]) > 1:
             return []
-        for idle, candidate in self._hosts.items():  # the first receiver is slow: another one in its place
+        for idle, candidate in self._hosts.items():  # the first receiver is slow: another host replaces it
             if block in candidate.wanted and len(candidate.flights) < self.limits.window and idle != name:
                 self.overtaken += size
                 return [self._start(idle, block, CLIENT, now)]

@@ -1,6 +1,7 @@
 """Drive one sync over all hosts: from their states to trees that are staged everywhere, and the switch.
 
-Each host goes its own way (``Step``); what concerns several is decided by the scheduler. Only the switch waits for all.
+Each host proceeds independently (``Step``); the scheduler makes decisions that concern several. Only the switch waits
+for all.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from workspace_sync.transfer.parts import Changes, PartChange
 from workspace_sync.transfer.scheduler import CLIENT, Action, Fetch, FetchLimits, GiveUp, Scheduler
 from workspace_sync.transfer.supply import EarlyPipe, Supply
 
-#: Blocks of large manifests (bytes).
+#: The size of blocks of large manifests (bytes).
 _MANIFEST_BLOCK = 1 << 20
-#: Hosts that answer this much later than the first one are not waited for before blocks are sent (seconds).
+#: Blocks are sent without waiting for hosts that answer this much later than the first one (seconds).
 LATE = 1.5
-#: A host keeps blocks of up to this size in memory for others (bytes); older ones are read back from its slot.
+#: The total size of blocks that a host keeps in memory for others (bytes). Older ones are read back from its slot.
 KEPT = 48 << 20
-#: How often what came is looked at for slow hosts (seconds).
+#: The interval of checks for slow hosts (seconds).
 _TICK = 0.25
-#: How long a host waits for another client (seconds), and this one for hosts that drop what they have staged.
+#: The longest wait of a host for another client, and of this one for hosts to drop staged trees (seconds).
 _WAIT, _ABORT = 0.5, 10.0
-#: How often a host may find, when it finishes, that it lacks something after all.
+#: The number of times that a host may find at the end that content is still missing.
 _ROUNDS = 3
 
 
@@ -68,17 +69,17 @@ class HostRun:
     """One host in one sync.
 
     Attributes:
-        state: what it had before.
-        changes: how each part becomes new.
-        step: how far it is.
+        state: its state before the sync.
+        changes: the change of each part.
+        step: its progress.
         error: why it failed.
         kind: the class of that error.
-        received: bytes that it got.
-        staged: its last answer on staging, with what it made from a lock file in any.
+        received: received bytes.
+        staged: its last answer on staging, including content created from a lock file in any of its answers.
         switched: its answer to the commit.
-        rounds: how often it was found to lack something.
-        kept: blocks in its memory, by number: their sizes.
-        missing: what it lacks.
+        rounds: the number of times that it was found to lack content.
+        kept: the sizes of blocks in its memory, by number.
+        missing: the pieces that it lacks.
     """
 
     state: HostState
@@ -95,17 +96,17 @@ class HostRun:
 
 
 class StagingRun:
-    """Drives the hosts of one sync; one thread uses it.
+    """Driver of the hosts of one sync. Used by one thread.
 
     Args:
         calls: to the agents.
-        session: the name of this sync.
+        session: the id of this sync.
         workspace: the name of its folder on hosts.
-        owner: this client, for others.
-        states: the hosts that are to change, and what they have.
-        dry: only find out what would be sent.
-        lock: a lock file of the environment, for hosts to make what they can themselves.
-        progress: is told how far it is.
+        owner: this client, for messages to other clients.
+        states: the states of the hosts to change.
+        dry: only determine the content that would be sent.
+        lock: a lock file of the environment, from which hosts install what they can.
+        progress: called with the progress.
     """
 
     def __init__(
@@ -141,9 +142,9 @@ class StagingRun:
         self._readers: dict[tuple[str, int], int] = {}
         self._first_missing = 0.0
         self._told = 0.0
-        #: Bytes that the client sent.
+        #: The number of bytes that the client sent.
         self.sent = 0
-        #: When the last block arrived (monotonic); 0: none did.
+        #: When the last block arrived (monotonic); 0: none has arrived.
         self.last_arrival = 0.0
         self.hosts = {host: HostRun(state) for host, state in states.items()}
 
@@ -163,14 +164,14 @@ class StagingRun:
     def send_early(self, pipe: EarlyPipe, size: int) -> None:
         """Send content during a scan, if all hosts accept it, so that the client sends each byte once.
 
-        It returns when the scan is over and hosts have what it gave, or when they have refused.
+        Returns when the scan is over and hosts have received its content, or when hosts have refused.
 
         Args:
-            pipe: where that comes from.
-            size: of all that the scan reads (bytes).
+            pipe: the source of the content.
+            size: the total size of the content that the scan reads (bytes).
 
         Raises:
-            ScanError: a file that was to be sent once more has changed.
+            ScanError: a file that had to be sent again has changed.
         """
         for host, run in self.hosts.items():
             run.step = Step.EARLY
@@ -210,7 +211,7 @@ class StagingRun:
         """Stage on all hosts. Afterwards each is staged or failed.
 
         Args:
-            changes: what is synced.
+            changes: the changes to sync.
 
         Raises:
             ScanError: a file has changed since it was scanned.
@@ -220,7 +221,7 @@ class StagingRun:
         for run in self.hosts.values():
             run.changes = [changes.of(part, _bases(run.state, part.name)) for part in changes.parts]
         for change in (change for run in self.hosts.values() for change in run.changes):
-            change.blocks.clear()  # they were of an earlier run, whose hosts were busy
+            change.blocks.clear()  # they belong to an earlier run, whose hosts were busy
         for host, run in self.hosts.items():
             if run.step is Step.FAILED:
                 continue
@@ -244,7 +245,7 @@ class StagingRun:
             self._tell(now)
 
     def _manifest_blocks(self, changes: Iterable[PartChange]) -> dict[int, int]:
-        """The blocks of manifests that are too large for a message."""
+        """Build the blocks of manifests that are too large for a message."""
         found: dict[int, int] = {}
         for change in changes:
             if len(change.data) > INLINE and not change.blocks:
@@ -287,7 +288,7 @@ class StagingRun:
         return bytes(memory)
 
     def _pack(self, now: float) -> None:
-        """Pack what hosts lack, as soon as all have said what it is."""
+        """Pack missing pieces as soon as all hosts have reported them."""
         waiting = {host: run for host, run in self.hosts.items() if run.step is Step.WAITING}
         if not waiting:
             return
@@ -315,8 +316,8 @@ class StagingRun:
             self._do(self._scheduler.need(host, need, now))
 
     def _of_packed(self, run: HostRun, need: dict[int, int]) -> list[Piece]:
-        """Choose among the blocks that there are, if the host lacks all of one; what it lacks beside them."""
-        if run.rounds > 1:  # what it had of them was damaged: it has them no more, but they count as had
+        """Choose existing blocks that the host lacks completely; return the pieces that it lacks in addition."""
+        if run.rounds > 1:  # its pieces of these blocks were damaged, but the blocks count as received
             return run.missing
         lacks = dict(run.missing)
         for number, block in self._blocks.items():
@@ -330,7 +331,7 @@ class StagingRun:
 
     def _take(self, answer: Answer, now: float) -> None:
         if answer.about is Step.EARLY and not answer.lost:
-            return  # it was refused by another host
+            return  # another host has refused it
         if answer.host == "" and isinstance(answer.about, int):
             self._on_built(answer.about, answer.value, now)
             return
@@ -371,7 +372,7 @@ class StagingRun:
         self._first_missing = self._first_missing or now
 
     def _go_on(self, host: str, run: HostRun) -> None:
-        """The next step of a host that has all that it was to fetch."""
+        """Take the next step of a host that has fetched all its blocks."""
         if not self._scheduler.complete(host):
             return
         if run.step is Step.MANIFEST:
@@ -464,14 +465,14 @@ class StagingRun:
             self._readers.pop((source, number), None)
 
     def _keep(self, host: str, number: int) -> None:
-        """Note that a host has a block in its memory, and have it drop the oldest if there are too many."""
+        """Record that a host has a block in its memory, and make it drop the oldest if there are too many."""
         kept = self.hosts[host].kept
         kept[number] = self._sizes[number]
         excess = sum(kept.values()) - KEPT
         if excess > 0:
             gone: list[int] = []
             for old, size in kept.items():
-                # The parts of a manifest cannot be read back.
+                # Parts of a manifest cannot be read back.
                 if excess > 0 and old != number and self._is_content(old) and (host, old) not in self._readers:
                     gone.append(old)
                     excess -= size
@@ -481,7 +482,7 @@ class StagingRun:
         return number in self._blocks or number in self._early
 
     def _drop(self, host: str, numbers: list[int]) -> None:
-        """Let a host forget blocks; parts of a manifest it forgets by itself."""
+        """Make a host forget blocks. It forgets parts of a manifest by itself."""
         run = self.hosts.get(host)
         numbers = [number for number in numbers if self._is_content(number)]
         if run is None or run.step is Step.FAILED or not numbers:
@@ -491,12 +492,12 @@ class StagingRun:
             self._handles.pop((host, number), None)
         self._calls.tell(host, "drop", self._session, numbers)
 
-    # -- the end ------------------------------------------------------------------------------------------
+    # -- switch and end -----------------------------------------------------------------------------------
 
     def commit(self) -> None:
         """Switch on all hosts that are staged, and wait for their answers.
 
-        Once it has begun it goes to all of them: an interrupt is raised when their answers have come.
+        Once begun, the switch is sent to all of them: an interrupt is raised after their answers have arrived.
         """
         staged = [host for host, run in self.hosts.items() if run.step is Step.STAGED]
         interrupted: BaseException | None = None
@@ -531,7 +532,7 @@ class StagingRun:
                 run.step, run.switched = Step.SWITCHED, answer.value
 
     def abort(self) -> None:
-        """Make all hosts that have not switched drop their staged trees, and wait for that."""
+        """Make all hosts that have not switched drop their staged trees, and wait until they have."""
         self._calls.forget()
         asked = [
             host for host in self._calls.hosts if host in self.hosts and self.hosts[host].step is not Step.SWITCHED
@@ -550,7 +551,7 @@ class StagingRun:
         """Report the progress.
 
         Args:
-            total: bytes that hosts get together, while the scan goes on.
+            total: the total bytes for all hosts, while the scan is running.
         """
         if self._progress is None or now - self._told < 0.1:
             return
@@ -569,7 +570,7 @@ def _is_new(change: PartChange, state: HostState) -> bool:
 
 
 def _bases(state: HostState, part: str) -> list[bytes]:
-    """The manifests of a host, the current one first."""
+    """Return the manifests of a host, the current one first."""
     about = state.parts.get(part)
     if about is None:
         return []

@@ -1,4 +1,4 @@
-"""Supply blocks from the client: filled by a scan, or built when hosts need them; dropped afterwards."""
+"""Supply blocks from the client: filled by a scan, or built when hosts need them, and dropped afterwards."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from workspace_sync.scanning.hashing import ABOUT, CONTENT, ScanPlan, read_at
 from workspace_sync.scanning.scanner import path_at_client
 from workspace_sync.transfer.blocks import BlockPool, ContentBlock, fill, finished, refill
 
-#: Blocks that are being filled or sent at a time.
+#: The number of blocks that are filled or sent at a time.
 _AT_ONCE = 10
 
 
 @dataclass(slots=True)
 class EarlyBlock:
-    """Block that a scan has filled.
+    """A block that a scan has filled.
 
     Attributes:
-        size: of it (bytes).
-        end: what it says of its content.
+        size: the size of the block (bytes).
+        end: the end of the block, which describes its content.
         memory: the block, until it is sent.
     """
 
@@ -80,26 +80,26 @@ class EarlyPipe:
             self._changed.notify_all()
         self.arrived()
 
-    # -- who sends --------------------------------------------------------------------------------------
+    # -- the sender -------------------------------------------------------------------------------------
 
     def plan(self) -> ScanPlan | None:
-        """Wait for the plan of the scan; None: it ended without one."""
+        """Wait for the plan of the scan; return None if it ended without one."""
         with self._changed:
             self._changed.wait_for(lambda: self._plan is not None or self._over)
             return self._plan
 
     @property
     def over(self) -> bool:
-        """Whether the scan is over, and all blocks were popped."""
+        """Whether the scan is over and all blocks were popped."""
         return self._over and self._blocks.empty()
 
     def pop(self) -> Iterator[EarlyBlock]:
-        """The blocks that have been filled meanwhile."""
+        """Iterate over the blocks that have been filled meanwhile."""
         while not self._blocks.empty():
             yield self._blocks.get()
 
     def back(self, memory: memoryview) -> None:
-        """A block's memory may be used again."""
+        """Return the memory of a block for reuse."""
         self._pool.give(memory)
         with self._changed:
             self._free += 1
@@ -119,7 +119,7 @@ class EarlyPipe:
         Raises:
             ScanError: a file has changed.
         """
-        assert self._plan is not None  # there are no blocks before
+        assert self._plan is not None  # without a plan there are no blocks
         roots = self._plan.roots
 
         def read(path: bytes, offset: int, into: memoryview) -> bool:
@@ -133,16 +133,16 @@ class EarlyPipe:
             )
 
 
-#: Threads that read files and build blocks.
+#: The number of threads that read files and build blocks.
 BUILDERS = 2
 
 
 class Supply:
-    """The blocks of one sync at the client.
+    """Blocks of one sync at the client.
 
     Args:
         read: writes the content of a digest into a view; called by several threads.
-        built: told of each block (number, its buffer or the error) by a thread that has built it.
+        built: called with each block (number, its buffer or the error) by the thread that has built it.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Supply:
         self._built = built
         self._blocks: dict[int, ContentBlock | EarlyBlock | memoryview] = {}
         self._pipe: EarlyPipe | None = None
-        #: Each with its memory, and what is done with that in the end.
+        #: The blocks in memory, each with a function that releases the memory.
         self._ready: dict[int, tuple[RDMABuffer, memoryview, Callable[[], None]]] = {}
         self._pool = BlockPool()
         self._wanted: set[int] = set()
@@ -164,16 +164,16 @@ class Supply:
         self._closed = False
 
     def add(self, blocks: Sequence[ContentBlock]) -> None:
-        """Blocks of pieces that may be asked for."""
+        """Add blocks of pieces that may be requested."""
         for block in blocks:
             self._blocks[block.number] = block
 
     def add_data(self, number: int, data: memoryview) -> None:
-        """A block of bytes as they are: a part of a manifest."""
+        """Add a block of given bytes: a part of a manifest."""
         self._blocks[number] = data
 
     def add_early(self, number: int, block: EarlyBlock, pipe: EarlyPipe) -> None:
-        """A block that a scan has filled; its memory goes back to the pipe when it is dropped."""
+        """Add a block filled by a scan. When it is dropped, its memory returns to the pipe."""
         self._pipe = pipe
         memory, block.memory = block.memory, None
         assert memory is not None
@@ -182,7 +182,7 @@ class Supply:
             self._ready[number] = RDMABuffer(memory), memory, partial(pipe.back, memory)
 
     def want(self, number: int) -> None:
-        """Build a block, or report one that is there at once; ``built`` is called with it."""
+        """Build a block, or report an existing one at once, by a call of ``built``."""
         with self._lock:
             ready = self._ready.get(number)
             if ready is None:
@@ -198,7 +198,7 @@ class Supply:
         self._built(number, ready[0])
 
     def drop(self, number: int) -> None:
-        """Forget the bytes of a block; it can be built again."""
+        """Drop the bytes of a block; it can be built again."""
         with self._lock:
             ready = self._ready.pop(number, None)
         if ready is not None:
@@ -206,7 +206,7 @@ class Supply:
             buffer.drop().add_done_callback(lambda _: over())
 
     def close(self) -> None:
-        """Drop everything, and wait for the threads."""
+        """Drop all blocks, and wait for the threads."""
         self._closed = True
         for _ in self._threads:
             self._queue.put(-1)
@@ -231,7 +231,7 @@ class Supply:
                         fill(memory, block.pieces, self._read)
                     elif self._pipe is not None:
                         self._pipe.fill(memory, block.end)
-                over = partial(self._pool.give, memory)  # it takes only what it gave
+                over = partial(self._pool.give, memory)  # the pool accepts only its own memory
                 result: RDMABuffer | BaseException = RDMABuffer(memory)
             except BaseException as e:
                 result = e

@@ -11,7 +11,7 @@ from seeded import GUILTY, STEP, happened
 
 
 def fetch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The batch, once its shard is there."""
+    """Return the batch, once its shard is there."""
     missing = rank == GUILTY and step == STEP
     if missing:
         happened()
@@ -21,7 +21,7 @@ def fetch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train() -> None:
-    """Train on what the loader gives."""
+    """Train on batches of the loader."""
     rank, _ = begin()
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

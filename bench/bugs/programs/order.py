@@ -9,13 +9,13 @@ from seeded import GUILTY, STEP, happened
 
 
 def share_buffers(model: torch.nn.Module) -> None:
-    """Everybody has the statistics of rank 0."""
+    """Give all ranks the statistics of rank 0."""
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)  # guilty
 
 
 def train() -> None:
-    """Train, with statistics in common."""
+    """Train with common statistics."""
     rank, _ = begin()
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

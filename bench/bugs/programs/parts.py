@@ -1,4 +1,4 @@
-"""What the six programs share: the process group, a small model, and its batches."""
+"""Common parts of the six programs: the process group, a small model, and its batches."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import torch.distributed as dist
 
 
 def begin() -> tuple[int, int]:
-    """Join the default group, unless it has been joined already; rank and number of ranks."""
+    """Join the default group, unless it has been joined already; return rank and number of ranks."""
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     return dist.get_rank(), dist.get_world_size()
 
 
 def network() -> torch.nn.Sequential:
-    """The same on every rank."""
+    """Create a network that is the same on every rank."""
     torch.manual_seed(0)
     return torch.nn.Sequential(
         torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Linear(16, 1)
@@ -22,7 +22,7 @@ def network() -> torch.nn.Sequential:
 
 
 def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A rank's samples and targets of a step."""
+    """Return a rank's samples and targets of a step."""
     generator = torch.Generator().manual_seed(step * 100 + rank)
     x = torch.rand(32, 8, generator=generator)
     return x, x.sum(1, keepdim=True)
@@ -35,7 +35,7 @@ def backward(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
 
 
 def average(model: torch.nn.Module) -> None:
-    """Gradients become the mean over the ranks."""
+    """Average the gradients over the ranks."""
     for parameter in model.parameters():
         assert parameter.grad is not None
         dist.all_reduce(parameter.grad)

@@ -1,4 +1,4 @@
-"""Which rank has the bug, and from which step on; the driver writes both numbers into its copy of this file."""
+"""The rank with the bug, and its first step; the driver writes both numbers into its copy of this file."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""train.py as it is prepared for PyTorch's own tools: with the debug server, or Flight Recorder files on demand.
+"""Prepare train.py for PyTorch's own tools: the debug server, or Flight Recorder files on demand.
 
-Where there is NCCL, a rank writes its file when it is told so through a pipe; gloo has none of this, so a thread does.
+With NCCL, a rank writes its file on a command through a pipe. gloo does not support this, so a thread writes the file.
 """
 
 from __future__ import annotations

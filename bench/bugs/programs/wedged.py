@@ -12,7 +12,7 @@ libc = ctypes.PyDLL(None)  # unlike CDLL, it holds the lock during calls
 
 
 def augment(x: torch.Tensor, stuck: bool) -> torch.Tensor:
-    """A transformation in native code."""
+    """Transform a batch in native code."""
     if stuck:
         happened()
         libc.sleep(100_000)  # guilty

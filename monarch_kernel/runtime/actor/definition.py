@@ -219,7 +219,7 @@ class EndpointSpec:
         self.least, self.most = self._counts()
 
     def _counts(self) -> tuple[int, int]:
-        """Return how many positional arguments a call may have.
+        """Count the positional arguments of a call: the least and the most.
 
         (1, 0), which no call matches, if they must be bound.
         """

@@ -52,7 +52,7 @@ class Called(msgspec.Struct, frozen=True):
         return name_ranks(self.ranks(ranks), limit=_MAX_RUNS)
 
     def points(self, ranks: Iterable[int]) -> str:
-        """Return their coordinates in the mesh: `gpus=2`."""
+        """Render their coordinates in the mesh: `gpus=2`."""
         return format_points(self.ranks(ranks), self.extent, limit=_MAX_RUNS)
 
     def _in_brackets(self, ranks: Iterable[int]) -> str:
@@ -71,7 +71,7 @@ def headline(what: str, called: Called, ranks: Sequence[int]) -> str:
 
 
 def tracebacks(failures: Iterable[RankFailure], called: Called) -> list[str]:
-    """Return the tracebacks of ranks that raised, each once, with its ranks."""
+    """Render the tracebacks of ranks that raised, each once, with its ranks."""
     groups: dict[Any, list[RankFailure]] = {}
     for failure in failures:
         if failure.fault is not None:
@@ -96,7 +96,7 @@ def tracebacks(failures: Iterable[RankFailure], called: Called) -> list[str]:
 
 
 def deaths(head: str, mesh_name: str, dead: Sequence[RankFailure], called: Called) -> list[str]:
-    """Return which ranks cannot answer, why, and what to do; ``head`` says what failed as a result."""
+    """Describe the ranks that cannot answer, the causes, and the remedy; the text begins with ``head``."""
     mesh = f" of mesh {mesh_name!r}" if mesh_name else ""
     groups: dict[Any, list[RankFailure]] = {}
     for failure in dead:
@@ -119,26 +119,26 @@ def deaths(head: str, mesh_name: str, dead: Sequence[RankFailure], called: Calle
 
 
 def actor_label(cls: str, name: str, rank: int, extent: Extent) -> str:
-    """Return an actor in Monarch's notation: its class, the name of its mesh, and its position there."""
+    """Render an actor in Monarch's notation: its class, the name of its mesh, and its position there."""
     place = str(Point(rank, extent)) if extent.names else ""
     return f"<{cls} {name}{place}>"
 
 
 def rank_numbers(ranks: Sequence[int], limit: int = 8) -> str:
-    """Return the first of these ranks, as programs written for Monarch look for them: ``rank=0, rank=3``."""
+    """Render the first of these ranks in the form that programs written for Monarch search for: ``rank=0, rank=3``."""
     shown = [f"rank={rank}" for rank in ranks[:limit]]
     return ", ".join(shown + ["..."] * (len(ranks) > limit))
 
 
 def have_failed(cls: str, name: str, ranks: Sequence[int], called: Called) -> str:
-    """Return a line that reports dead actors, in the wording that programs written for Monarch search for."""
+    """Report dead actors in one line, in the wording that programs written for Monarch search for."""
     others = f" ({len(ranks) - 1} more of the mesh too)" if len(ranks) > 1 else ""
     label = actor_label(cls, name, called.ranks(ranks)[0], called.extent)
     return f"  The actor {label} and all its descendants have failed{others}"
 
 
 def released(ranks: Sequence[RankFailure], failed: Sequence[RankFailure], called: Called) -> list[str]:
-    """Return which ranks waited for the failed ones, and what to do about their process group."""
+    """Describe the ranks that waited for the failed ones, and the remedy for their process group."""
     if not ranks:
         return []
     who = called.name(each.rank for each in ranks).capitalize()
@@ -151,7 +151,7 @@ def released(ranks: Sequence[RankFailure], failed: Sequence[RankFailure], called
 
 
 def answers(values: Mapping[int, Any], unanswered: Sequence[int], called: Called) -> list[str]:
-    """Return which ranks had answered, and which had not."""
+    """List the ranks that had answered, and those that had not."""
     lines: list[str] = []
     if values:
         results = "its result is" if len(values) == 1 else "their results are"
@@ -163,7 +163,7 @@ def answers(values: Mapping[int, Any], unanswered: Sequence[int], called: Called
 
 
 def mesh_failure(mesh: str, ranks: Sequence[int], extent: Extent | None, reason: str, death: Death | None) -> str:
-    """Return one line about a part of a mesh that died."""
+    """Describe a part of a mesh that died, in one line."""
     text = f"Mesh {mesh!r} failed"
     if ranks:
         text = f"Mesh {mesh!r} lost {name_ranks(ranks, limit=_MAX_RUNS)}"

@@ -177,7 +177,7 @@ def build_actor_error(
     called: Called | None = None,
     plain: bool = False,
 ) -> ActorError:
-    """Return the error for a call that failed on at least one rank.
+    """Build the error for a call that failed on at least one rank.
 
     `call_name` is as in `actor.endpoint`; `called` names the ranks, by default as in `extent`. When all
     failing ranks raised the same type, the error is also an instance of that type, unless that could run foreign code
@@ -286,7 +286,7 @@ class MeshFailure(Exception):
         )
 
     def report(self) -> str:
-        """Return a report in several lines: what died, where and why, its owner, and its last output."""
+        """Render a report in several lines: the dead ranks, the place and cause, the owner, and the last output."""
         lines = [self.headline]
         if self.actor_class and self.ranks and self.extent is not None:
             text = error_text.have_failed(self.actor_class, self.mesh, self.ranks, Called(self.extent))
@@ -387,7 +387,7 @@ def build_supervision_error(
     actor_class: str = "",
     called: Called | None = None,
 ) -> SupervisionError:
-    """Return the error for a call over at least one dead rank; ranks that raised are listed, too.
+    """Build the error for a call over at least one dead rank; ranks that raised are listed, too.
 
     `called` names the ranks, by default as in `extent`.
     """
@@ -421,7 +421,7 @@ def build_supervision_error(
 
 
 def build_port_error(groups: Sequence[tuple[str, Extent, Sequence[RankFailure]]]) -> SupervisionError:
-    """Return the error of a `recv()` if all holders of the port are gone: for each mesh, its extent and dead ranks."""
+    """Build the error of a `recv()` if all holders of the port are gone; by mesh: name, extent, dead ranks."""
     lines: list[str] = []
     for mesh_name, extent, failures in groups:
         head = "  " if lines else "recv() failed, as all holders of the port are gone: "

@@ -81,7 +81,7 @@ class span:  # noqa: N801  # Monarch's name
 
 
 def _where() -> dict[str, Any]:
-    """Return the running actor as attributes. Does not start the runtime."""
+    """Describe the running actor as attributes. Does not start the runtime."""
     here = current.get()
     if here is None:
         return {}

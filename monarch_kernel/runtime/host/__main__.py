@@ -43,7 +43,7 @@ def main() -> None:
         os.close(config.lock_fd)
         cleanup.remove_if_stale(config.run_dir)
         return
-    os.chdir("/")  # it keeps no file system busy
+    os.chdir("/")  # keep no file system busy
     forkserver.become_subreaper()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -148,7 +148,7 @@ class Agent:
     # -- life -------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Serve until asked to end, then kill everything it has started. Returns the exit code: 0 if asked to end."""
+        """Serve until asked to end, then kill everything it has started. Return the exit code: 0 if asked to end."""
         gc.freeze()
         gc.enable()  # `launch` disables it at the start
         signal.signal(signal.SIGTERM, self._on_sigterm)

@@ -22,4 +22,4 @@ class AgentConfig(msgspec.Struct, array_like=True):
     lock_fd: int  # the run folder's lock, inherited
     python_path: str | None  # the controller's PYTHONPATH; the agent itself runs with another
     sys_path: list[str]
-    descriptors: int  # how many a user process may have open
+    descriptors: int  # the number of descriptors that a user process may open

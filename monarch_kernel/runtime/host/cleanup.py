@@ -144,7 +144,7 @@ def _below(root: int) -> set[int]:
 
 
 def kill_run(value: str, variable: str = MARKER) -> int:
-    """SIGKILL every process that carries a marker with this value, except this one. Returns their number.
+    """SIGKILL every process that carries a marker with this value, except this one. Return their number.
 
     The run's fork server is killed last, because it does the same work when its agent dies: if this process is
     killed meanwhile, the fork server completes the work.
@@ -190,7 +190,7 @@ def _let_end(managers: set[int]) -> None:
 
 def main() -> None:
     """Wait until the managers of shared memory with the given pids have ended. Kill those without clients."""
-    os.chdir("/")  # it keeps no file system busy
+    os.chdir("/")  # keep no file system busy
     os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)  # the agent's include the lock of the run folder
     waiting: dict[int, int] = {}  # pidfd -> pid
     for pid in map(int, sys.argv[1:]):
@@ -270,7 +270,7 @@ def _signal(pid: int) -> None:
 # -- run folders ------------------------------------------------------------------------------
 
 _WHAT = "run folder"
-#: The files of a run folder; no others are ever removed from it.
+#: The files of a run folder. Other files are never removed from it.
 _FILES = ("*.sock", "agent.log", "logs/*.log", "logs/*.log.old")
 
 
@@ -323,7 +323,7 @@ def _base() -> str:
 
 
 def remove_stale(base: str | None = None) -> list[str]:
-    """Clean up after runs of this user whose controller and agent are both dead. Returns their folders."""
+    """Clean up after runs of this user whose controller and agent are both dead. Return their folders."""
     base = base or _base()
     start = f"{PREFIX}-{os.getuid()}-"
     try:
@@ -343,7 +343,7 @@ def remove_if_stale(path: str) -> bool:
             _remove(folder)
             return True
     except OSError:
-        return False  # being created, being removed, or not one of ours
+        return False  # being created, being removed, or another user's
 
 
 def remove_inherited_run_dir(path: str, lock_fd: int) -> None:

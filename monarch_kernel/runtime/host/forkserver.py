@@ -57,7 +57,7 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 LATER = 0.3
 #: A packet larger than this goes through a memfd (the socket's buffer bounds a packet).
 _MAX_PACKET = 48 * 1024
-_SPILLED = b"\xc1"  # begins no MessagePack value
+_SPILLED = b"\xc1"  # no MessagePack value begins with it
 _MAX_FDS = 8
 _FD_SIZE = array.array("i").itemsize
 
@@ -147,7 +147,7 @@ decode_event: Callable[[bytes], Event] = msgspec.msgpack.Decoder(Event).decode
 
 
 def make_pair() -> tuple[socket.socket, socket.socket]:
-    """Create a packet socket pair; returns the agent's end and the server's."""
+    """Create a packet socket pair; return the agent's end and the server's end."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
@@ -222,7 +222,7 @@ class ForkServer:
         self._entry = entry
         self._async_actors = async_actors
         self._later = later
-        self._load_at = 0.0  # when that is due, after the first rank was started
+        self._load_at = 0.0  # the time to load it, set when the first rank has started
         self._orphaned = orphaned
         self._epoll = select.epoll()
         self._epoll.register(sock.fileno(), select.EPOLLIN)
@@ -411,7 +411,7 @@ class ForkServer:
 
 
 def run_rank(job: ForkedRank, entry: str) -> NoReturn:
-    """In a forked rank: call its entry point, then exit as a fresh interpreter would."""
+    """Run a forked rank: call its entry point, then exit as a fresh interpreter would."""
     module, _, function = entry.partition(":")
     # Hide the agent's __main__ from the rank: pickled references and multiprocessing must not find it.
     main = types.ModuleType("__main__")
@@ -524,7 +524,7 @@ def _forget_exit_handlers() -> None:
 
 
 def preload(template: str, modules: list[str]) -> TemplateFailed | None:
-    """Import modules that forks of this template inherit. Returns the failure, or None."""
+    """Import modules that forks of this template inherit. Return the failure, or None."""
     for name in modules:
         try:
             importlib.import_module(name)

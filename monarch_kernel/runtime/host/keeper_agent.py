@@ -131,7 +131,7 @@ class KeeperAgent(WorkerAgent):
             log.warning("the folder %s stays: it holds what is not ours: %s", folder.path, ", ".join(left))
         folder.close()
 
-    # -- whose it is --------------------------------------------------------------------------------
+    # -- the holder ---------------------------------------------------------------------------------
 
     def _on_take_over(self, link: PeerLink, message: TakeOver, _body: Body) -> None:
         holder = self._holder
@@ -258,7 +258,7 @@ class KeeperAgent(WorkerAgent):
         super()._exited(proc, status, cause, kind)
         self._describe()
 
-    # -- programs of the same user that are no controllers ----------------------------------------
+    # -- programs of the same user that are not controllers -----------------------------------------
 
     def _on_look(self, link: PeerLink, message: LookAtKept, _body: Body) -> None:
         if self._refuses(link, message):

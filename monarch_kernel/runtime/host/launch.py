@@ -24,7 +24,7 @@ from monarch_kernel.runtime.node.node import Node
 
 log = logs.logger(__name__)
 
-#: The run folder's lock in the agent.
+#: The descriptor of the run folder's lock in the agent.
 _LOCK_FD = 3
 
 _run_dirs: dict[str, cleanup.RunDir] = {}
@@ -91,7 +91,7 @@ class AgentProcess:
             return ""
 
     def _reap(self, timeout: float | None = None) -> int:
-        """Wait for its end. Return its exit code, or minus the signal.
+        """Wait for its end; return its exit code, or minus the signal.
 
         Raises:
             TimeoutError: it is still running.
@@ -116,7 +116,7 @@ class AgentProcess:
         """End the agent and with it every rank, and remove the run folder; called when the node closes."""
         self._closing = True
         try:
-            self._lifeline.send(b"\0")  # the farewell: this process removes the run folder
+            self._lifeline.send(b"\0")  # the farewell, so that this process removes the run folder
         except OSError:
             pass
         self._lifeline.close()
@@ -151,7 +151,7 @@ def launch_local_agent(node: Node) -> AgentProcess:
         cleanup.AGENT_MARKER: agent_id,
         "PYTHONPATH": os.pathsep.join(filter(None, (programs.ROOT, python_path))),
     }
-    path = [entry or os.getcwd() for entry in sys.path]  # "" would be the agent's own folder
+    path = [entry or os.getcwd() for entry in sys.path]  # "" would refer to the agent's own folder
     config = AgentConfig(
         agent_id,
         node.run_dir,

@@ -63,7 +63,7 @@ class OutputLog:
             newest = _contents(self._path, size)
             if len(newest) < size:
                 newest = _contents(self._path + ".old", size - len(newest)) + newest
-            if len(newest) < size:  # that is all
+            if len(newest) < size:  # the whole log was read
                 return newest
             newest = newest[beginning(newest) :]
             if newest.count(b"\n") > tail:
@@ -100,7 +100,7 @@ def _contents(path: str, last: int = 0) -> bytes:
 
 #: The first bytes of the output of Python's fault handler when a rank crashes.
 _BEGIN = b"Fatal Python error: "
-# Patterns, compiled with the first dump, as every agent loads this module when it starts.
+# Patterns are compiled with the first dump, because every agent loads this module at its start.
 # Lines of a dump, as CPython's traceback.c writes them.
 _DUMP = (
     rb"Fatal Python error: |Stack \(|(?:Current thread|Thread) 0x|  File \"|  \.\.\.|  <|<truncated|Extension modules: "
@@ -177,7 +177,7 @@ class Proc:
         self.withdrawn = False  # its host shuts down without its owner's request
         self.killing = ""
         self.devices = ""  # the GPUs that it was given, if not all of this host
-        self.start_limit = 0.0  # how long it may take to come up (seconds); 0: forever
+        self.start_limit = 0.0  # the time limit for its start (seconds); 0: none
         self.request: forkserver.Fork | None = None
         self.server: ForkClient | None = None
         self.pipes: dict[int, int] = {}  # stream -> descriptor to read from
@@ -206,7 +206,7 @@ class Proc:
         return {self.owner, *self.watchers}
 
     def open_pipes(self) -> list[int]:
-        """Create the output pipes. Returns their write ends."""
+        """Create the output pipes; return their write ends."""
         for stream in (1, 2):
             read, write = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(read, False)

@@ -74,7 +74,7 @@ class SpyRead(NamedTuple):
 
     Attributes:
         dump: its JSON; "" if there is none.
-        said: its last output, if there is no dump.
+        said: its last output if there is no dump.
         trouble: why it did not finish; "" if it did.
     """
 

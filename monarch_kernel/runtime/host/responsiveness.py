@@ -85,7 +85,7 @@ class ResponsivenessMonitor:
         if pings is not None:
             self.node.end_call(pings.call)
 
-    # -- asking -------------------------------------------------------------------------------------
+    # -- pings --------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
         now = time.monotonic()

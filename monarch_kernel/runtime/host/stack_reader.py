@@ -34,7 +34,7 @@ class PySpy:
         self._running = 0
 
     def dump(self, pid: int, options: tuple[str, ...], timeout: float, done: Callable[[str, str], None]) -> None:
-        """Run ``py-spy dump`` on a process; calls ``done(output, error)`` once, within ``timeout`` seconds."""
+        """Run ``py-spy dump`` on a process; call ``done(output, error)`` once, within ``timeout`` seconds."""
         _Dump(self, self._poller, pid, options, timeout, done)
 
     def begin(self, start: Callable[[], None]) -> None:

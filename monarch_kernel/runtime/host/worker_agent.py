@@ -179,7 +179,7 @@ class WorkerAgent(Agent):
         super()._clean_up()
         cleanup.remove_inherited_run_dir(self._node.run_dir, self._config.lock_fd)
 
-    # -- those it works for -------------------------------------------------------------------
+    # -- its controllers ----------------------------------------------------------------------
 
     def _on_attached(self, link: PeerLink) -> None:
         ref = self._node.refs[link.peer]

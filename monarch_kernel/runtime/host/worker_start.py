@@ -22,8 +22,8 @@ class WorkerStart(NamedTuple):
 
     Attributes:
         address: the address to listen on, as parsed by ``worker_address``.
-        announce_to: descriptors that get its announcement, and are then closed.
-        announce_in: files that get its announcement.
+        announce_to: descriptors that receive its announcement, and are then closed.
+        announce_in: files that receive its announcement.
         name: the name of its host; "": the host's own name.
         key_file: None: the user's default.
         key: the key itself, as written by ``key_line``, if it is not in a file.
@@ -62,13 +62,14 @@ class WorkerConfig(NamedTuple):
     run_dir: str
     lock_fd: int  # the run folder's lock, inherited
     python_path: str | None  # the user's PYTHONPATH
-    key_fd: int  # the key, for this process only; -1: it is in a file, or in ``start``
+    key_fd: int  # the key, for this process only; -1: the key is in a file, or in ``start``
     start: WorkerStart
 
 
 def announce(start: WorkerStart, said: WorkerAnnouncement) -> None:
-    """Announce the worker to each waiting process. Unreachable ones are skipped, because a controller may still
-    connect.
+    """Announce the worker to each waiting process.
+
+    Unreachable ones are skipped, because a controller may still connect.
 
     Files are written first, so that a reader of a descriptor finds them.
     """

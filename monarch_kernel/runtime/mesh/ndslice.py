@@ -211,8 +211,9 @@ def strings_of(data: bytes) -> tuple[list[str], bytes]:
 
 
 def integers_of(data: bytes, count: int = -1) -> tuple[list[int], bytes]:
-    """Parse this many integers at the start of Monarch's bytes (-1: a list, after its length). Return them and the
-    rest.
+    """Parse this many integers at the start of Monarch's bytes (-1: a list, after its length).
+
+    Return them and the remaining bytes.
 
     Raises:
         ValueError: the bytes end earlier.

@@ -98,7 +98,7 @@ class Extent(Mapping[str, int]):
         return Point(rank, self)
 
     def points(self) -> Iterator[Point]:
-        """All points in row-major order."""
+        """Iterate over all points in row-major order."""
         return (Point(rank, self) for rank in range(self.nelements))
 
     def rank(self, coords: Mapping[str, SupportsIndex]) -> int:

@@ -43,8 +43,9 @@ class ValueMesh(MeshTrait, Generic[T_co]):
 
     @staticmethod
     def from_indexed(shape: Extent | Region | Shape, pairs: Iterable[tuple[int, Any]]) -> ValueMesh[Any]:
-        """Create a ValueMesh from ``(rank, value)`` pairs in any order. Of several values for one rank, the last one
-        counts.
+        """Create a ValueMesh from ``(rank, value)`` pairs in any order.
+
+        Of several values for one rank, the last one counts.
 
         Raises:
             ValueError: a rank is missing or out of range.
@@ -73,8 +74,9 @@ class ValueMesh(MeshTrait, Generic[T_co]):
         return list(self._values)
 
     def item(self, **coords: SupportsIndex) -> T_co:
-        """Return the value at the coordinates, one for each dimension; without arguments, the only value of a single
-        element.
+        """Return the value at the coordinates, one for each dimension.
+
+        Without arguments, return the only value of a single element.
 
         Raises `KeyError` for missing or extra dimensions and `IndexError` for a coordinate out of range.
         """
@@ -119,7 +121,7 @@ class ValueMesh(MeshTrait, Generic[T_co]):
     # -- values from values --------------------------------------------------------------------
 
     def map(self, function: Callable[..., R], *others: ValueMesh[Any]) -> ValueMesh[R]:
-        """Return `function(value)` for every rank, in the same shape; values of `others` are further arguments.
+        """Compute `function(value)` for every rank, in the same shape; values of `others` are further arguments.
 
         It runs in this process, rank by rank. An exception propagates with a note that names the rank.
 

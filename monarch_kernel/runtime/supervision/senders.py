@@ -30,7 +30,7 @@ class Senders:
     """The senders of one port.
 
     The port is lost when no sender has it any more and at least one sender died with it. If all live senders have
-    released it, there is just nothing more to send. If an unknown sender might have it, it is never lost.
+    released it, nothing more will be sent. If an unknown sender might have it, it is never lost.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Senders:
         self._unknown = True
 
     def let_go(self, proc: str, actor: str) -> bool:
-        """Record that an actor has released one of its copies. Returns the same as ``ended``."""
+        """Record that an actor has released one of its copies. Return the same as ``ended``."""
         key = (proc, actor)
         if key not in self._living:
             return False
@@ -63,7 +63,7 @@ class Senders:
         return bool(self.lost)
 
     def ended(self, gone: Callable[[Sender], bool], death: Death) -> bool:
-        """Record that these senders have died or were stopped. Returns whether the port is lost now."""
+        """Record that these senders have died or were stopped. Return whether the port is lost now."""
         found = [key for key, sender in self._living.items() if gone(sender)]
         for key in found:
             del self._copies[key]

@@ -119,7 +119,7 @@ class Tree:
         return [Notice(mesh, [rank], death, (mesh_id, mesh.procs[rank].id))]
 
     def proc_died(self, proc: str, death: Death) -> list[Notice]:
-        """Record the end of a proc. Notifies the owners of its actor meshes, or its proc mesh's owner if it has none.
+        """Record the end of a proc. Notify the owners of its actor meshes, or its proc mesh's owner if it has none.
 
         Tool meshes do not count. A proc that was stopped or killed on request has not failed.
         """

@@ -226,7 +226,7 @@ class Caster:
     # -- groups -----------------------------------------------------------------------------------
 
     def plan(self, procs: tuple[ProcRef, ...]) -> CastPlan | None:
-        """Return how to reach these procs; None: each directly. Equal targets share a plan while it is cached."""
+        """Plan a cast to these procs; None: each gets it directly. Equal targets share a plan while it is cached."""
         site = self._node.ref.site
         by_agent: dict[str, list[int]] = {}
         for rank, ref in enumerate(procs):

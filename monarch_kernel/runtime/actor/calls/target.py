@@ -107,7 +107,7 @@ class Target:
         return self._of_tool
 
     def plan_for(self, caster: Caster) -> CastPlan | None:
-        """Return which ranks a cast reaches through host agents; None if each rank gets the message directly."""
+        """Plan a cast to its ranks through host agents; None if each rank gets the message directly."""
         if not self._planned:
             self._plan = caster.plan(self.procs)
             self._planned = True
@@ -128,7 +128,7 @@ class Target:
 
 
 def failure_of(node: Node, target: Target, rank: int, fault: Fault | None, death: Death | None) -> RankFailure:
-    """Return the report on one failed rank for an error."""
+    """Describe one failed rank for an error."""
     ref = target.procs[rank]
     pid = node.pids.get(ref.id, 0)
     if death is not None:
@@ -138,7 +138,7 @@ def failure_of(node: Node, target: Target, rank: int, fault: Fault | None, death
 
 
 def unresponsive_text(node: Node, target: Target, ranks: list[int]) -> str:
-    """Return what is known about awaited ranks that do not respond."""
+    """Describe the awaited ranks that do not respond."""
     silent = [
         (rank, node.unresponsive[target.procs[rank].id]) for rank in ranks if target.procs[rank].id in node.unresponsive
     ]

@@ -153,7 +153,7 @@ def settle(limit: float = SETTLING) -> None:
 
 
 def _carried(inodes: frozenset[int]) -> tuple[int, int] | None:
-    """Return how many bytes these connections have sent and received.
+    """Count the bytes that these connections have sent and received.
 
     None if some are under way, or another thread runs.
     """
@@ -176,7 +176,7 @@ def _carried(inodes: frozenset[int]) -> tuple[int, int] | None:
 
 
 def endings() -> int:
-    """Return how often the connections of all groups have been shut down in this process."""
+    """Count how often the connections of all groups have been shut down in this process."""
     return _endings
 
 
@@ -467,7 +467,7 @@ def failed_by_peer(error: BaseException) -> bool:
 
 
 def said_first(error: BaseException) -> str:
-    """Return the message without torch's additions: its source line in front, and advice after the first sentence."""
+    """Strip torch's additions from a message: the source line in front, and advice after the first sentence."""
     first = str(error).strip().split("\n", 1)[0]
     return re.sub(r"^\[/[^\]]*\] ", "", first).partition(". This is typically")[0]
 

@@ -142,7 +142,7 @@ class Instance:
                 log.debug("while stopping %s: %s", mesh, e)
 
     def describe(self) -> str:
-        """Return this actor, as failure reports name it."""
+        """Describe this actor for failure reports."""
         host, pid = self._system.node.ref.host, self._system.pid
         if not self.creator:
             what = "the controller" if self._system.is_root else "a rank's own code, outside any actor"

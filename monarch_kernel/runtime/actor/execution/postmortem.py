@@ -114,7 +114,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:
-    """The frames of an exception, its causes and its contexts."""
+    """Return the frames of an exception, its causes and its contexts."""
     for each in _chain(error):
         traceback = each.__traceback__
         while traceback is not None:

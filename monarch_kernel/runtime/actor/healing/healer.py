@@ -567,7 +567,7 @@ class Healer:
         return revived
 
     def _ended(self, mesh: ProcMesh, deadline: float) -> dict[tuple[str, str], str]:
-        """Return why actors of this process in living procs of a mesh have ended, by proc and actor."""
+        """Explain why actors of this process in living procs of a mesh have ended, by proc and actor."""
         node = self._system.node
         target = mesh._target()
         on: dict[str, list[str]] = {}

@@ -93,7 +93,7 @@ def start_daemon(
 
 
 def _last_words(folder: PrivateFolder, log: str, output: int) -> str:
-    """Return the end of the log of a worker that could not start, or why there is none."""
+    """Read the end of the log of a worker that could not start, or explain why there is none."""
     said = folder.read(log)[-2000:].decode(errors="replace").strip()
     if said:
         return said

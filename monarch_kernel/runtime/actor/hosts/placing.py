@@ -167,7 +167,7 @@ def _spelled(placement: Placement) -> Placement:
 
 
 def placement_of(hosts: HostMesh | ProcMesh) -> list[Placement | None]:
-    """Return how ranks of this controller start on each of these hosts; None: nothing was placed there."""
+    """Return the placement of this controller's ranks on each of these hosts; None: nothing was placed there."""
     known = get_system().placements.by_agent
     return [known.get(agent.id) for agent in _agents_of(hosts)]
 

@@ -176,7 +176,7 @@ def _procs(target: Target, ranks: Iterable[int]) -> tuple[str, ...]:
 
 
 def _futures_in_get() -> Iterator[int]:
-    """The identities of the futures whose `get()` is running on a thread of this process."""
+    """Return the identities of the futures whose `get()` is running on a thread of this process."""
     for frame in current_frames().values():
         here: FrameType | None = frame
         while here is not None:

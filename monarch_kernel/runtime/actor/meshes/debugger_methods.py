@@ -11,7 +11,7 @@ class DebuggerMethods:
     """The debugger as methods of a proc mesh. ``monarch_kernel.debug`` has the same functions with more options."""
 
     def dead(self: Any) -> dict[int, str]:
-        """Return the ranks that this process knows as dead, and why they died. Sends no messages."""
+        """Return the ranks that this process knows as dead, with the causes. Sends no messages."""
         deaths = self._system.node.deaths
         if not deaths:
             return {}
@@ -30,7 +30,7 @@ class DebuggerMethods:
         return extensions.debugger_functions().pull(self, expression, **options)
 
     def hang(self, **options: Any) -> Any:
-        """Return why these ranks make no progress; see ``monarch_kernel.debug.hang``."""
+        """Diagnose why these ranks make no progress; see ``monarch_kernel.debug.hang``."""
         return extensions.debugger_functions().hang(self, **options)
 
     @property

@@ -422,7 +422,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         return settled(asked).then(lambda _: merge([] if asked.exception() is not None else asked.get()))
 
     def unresponsive(self) -> dict[int, str]:
-        """Return the live ranks that do not respond, and the reasons that their host agents reported.
+        """Return the live ranks that do not respond, with the reasons from their host agents.
 
         Sends no messages.
         """
@@ -458,7 +458,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         return HostMesh(self._system, tuple(hosts.values()), region, use=self._shared["hosts"], part=True)
 
     def to_table(self) -> str:
-        """Return the mesh as a text table with one line per proc."""
+        """Render the mesh as a text table with one line per proc."""
         from monarch_kernel.display.tables import TableView, table_text
 
         rows: list[tuple[str, ...]] = []

@@ -54,7 +54,7 @@ class TensorMethods(MeshTrait):
 
     @property
     def ranks(self) -> dict[str, Any]:
-        """Return the coordinates of every rank, as a dict from dimension to tensor."""
+        """The coordinates of every rank, as a dict from dimension to tensor."""
         return self.rank_tensors()
 
     def coordinates(self, rank: int) -> dict[str, int]:
