@@ -1,7 +1,8 @@
 """Manage the queue of tasks for the ranks of a mesh, in the process that submits them.
 
 A task waits in the queue until a rank is idle, so a slow task does not delay others. While tasks are short, the pool
-sends each rank a second task ahead of time, which saves the round trip between two tasks.
+sends each rank a second task ahead of time, which saves the round trip between two tasks. If the first turns out slow,
+an idle rank gets the second.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future as ThreadFuture
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,11 +24,13 @@ import msgspec
 from monarch_kernel.actor import ActorError, ProcMesh, SupervisionError
 from monarch_kernel.meshes import format_ranks
 from monarch_kernel.output import calling_origin, on_behalf_of
-from monarch_kernel.pool.pool_executor import Control, PoolExecutor
+from monarch_kernel.pool.pool_executor import Control, PoolExecutor, TaskInterrupted
 from monarch_kernel.runtime.actor.errors import build_actor_error
 
 #: While tasks take less than this on average (seconds), they are sent before the rank is idle.
 SHORT = 0.01
+#: How long a task waits behind another on its rank before an idle rank gets it (seconds).
+HELD_UP = 0.05
 #: A task that was running on this many ranks when they died counts as the cause.
 MOST_DEATHS = 2
 
@@ -46,6 +50,8 @@ class TaskFuture(ThreadFuture[Any]):
         self.number = number
         #: The rank to which it was last sent.
         self.rank: int | None = None
+        #: Whether it was interrupted: it is not sent again then.
+        self.interrupted = False
         #: The name of the task in messages.
         self.title = f"task {number}"
 
@@ -67,7 +73,9 @@ class _Task:
     send: Callable[[Any, int], Any]  # (the rank's worker, the task's number) -> a Future
     cell: str
     since: float = 0.0  # the time at which it was sent
-    sent: bool = False  # whether it was sent before, to a rank that died
+    sent: bool = False  # whether it was sent before, to a rank that died or that it was withdrawn from
+    call: Any = None  # of the latest rank; an answer to an earlier one is ignored
+    withdrawing: bool = False
     died: list[int] = field(default_factory=list[int])
 
 
@@ -92,7 +100,7 @@ class Pool:
         self._dead: dict[int, SupervisionError] = {}
         self._mean = SHORT  # mean duration of tasks, measured in this process (seconds)
         self._last_task: dict[int, int] = {}  # the task that each dead rank ran last
-        self._events: queue.SimpleQueue[tuple[int, _Task, Any] | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         #: Keys of maps that were garbage-collected: a finalizer must not send messages, so the next map drops them.
         self.dropped: list[int] = []
@@ -134,8 +142,11 @@ class Pool:
 
     def interrupt(self, futures: Iterable[TaskFuture]) -> None:
         """Cancel tasks; raise KeyboardInterrupt in running ones."""
-        wanted = {future.number for future in futures if not future.cancel()}
+        started = [future for future in futures if not future.cancel()]
+        wanted = {future.number for future in started}
         with self._lock:
+            for future in started:
+                future.interrupted = True
             running = {rank: [n for n in tasks if n in wanted] for rank, tasks in self._running.items()}
         for rank, numbers in running.items():
             if numbers and rank not in self._dead:
@@ -161,9 +172,52 @@ class Pool:
                 if not self._queue and not any(self._running.values()):
                     self._thread = None
                     return
-            event = self._events.get()
+            try:
+                event = self._events.get(timeout=self._withdraw())
+            except queue.Empty:
+                continue
             if event is not None:
-                self._ended(*event)
+                event()
+
+    def _withdraw(self) -> float | None:
+        """Withdraw tasks that wait behind a slow one while other ranks are idle, so that these run them.
+
+        Returns:
+            The time until one has waited long enough (seconds); None if none waits.
+        """
+        with self._lock:
+            idle = sum(not self._running[rank] for rank in self.alive)
+            idle -= sum(task.withdrawing for tasks in self._running.values() for task in list(tasks.values())[1:])
+            if self._queue or idle <= 0:
+                return None
+            held_up = [
+                (rank, next(iter(tasks.values())).since, task)
+                for rank, tasks in self._running.items()
+                for task in list(tasks.values())[1:]
+                if rank not in self._dead and not task.withdrawing
+            ]
+        soonest: float | None = None
+        for rank, since, task in held_up[:idle]:
+            left = since + HELD_UP - time.monotonic()
+            if left > 0:
+                soonest = min(left, soonest or left)
+                continue
+            task.withdrawing = True
+            call = self._controls[rank].withdraw.call_one(task.future.number)
+            call.add_done_callback(
+                lambda call, rank=rank, task=task: self._events.put(partial(self._withdrawn, rank, task, call))
+            )
+        return soonest
+
+    def _withdrawn(self, rank: int, task: _Task, call: Any) -> None:
+        try:
+            dropped = call.get()
+        except Exception:  # the rank has died, which ends the task's call, too, if that has not ended
+            dropped = _dropped(task.call)
+        with self._lock:
+            if dropped and self._running[rank].pop(task.future.number, None) is not None:
+                task.call, task.sent = None, True
+                self._queue.appendleft(task)
 
     def _send_what_can_be_sent(self) -> None:
         while True:
@@ -177,13 +231,16 @@ class Pool:
                 # The lock is held because `interrupt` expects a task that it cannot cancel among the running ones.
                 if not task.sent and not future.set_running_or_notify_cancel():
                     continue
-                if rank is not None:
+                if rank is not None and not future.interrupted:
                     self._running[rank][future.number] = task
+            if future.interrupted:
+                future.set_exception(TaskInterrupted("the task was interrupted"))
+                continue
             if rank is None:
                 future.set_exception(self._no_rank_left(task))
                 continue
             future.rank = rank
-            task.since = time.monotonic()
+            task.since, task.withdrawing = time.monotonic(), False
             try:
                 with on_behalf_of(task.cell):
                     call = task.send(self._workers[rank], future.number)
@@ -192,9 +249,15 @@ class Pool:
                     del self._running[rank][future.number]
                 future.set_exception(error)
                 continue
-            call.add_done_callback(lambda call, rank=rank, task=task: self._events.put((rank, task, call)))
+            task.call = call
+            call.add_done_callback(
+                lambda call, rank=rank, task=task: self._events.put(partial(self._ended, rank, task, call))
+            )
 
     def _ended(self, rank: int, task: _Task, call: Any) -> None:
+        # It was withdrawn; or just now, and the answer to that comes next.
+        if task.call is not call or (task.withdrawing and not task.future.interrupted and _dropped(call)):
+            return
         with self._lock:
             oldest = next(iter(self._running[rank]), 0)  # the task that ran; any other was waiting on the rank
             self._running[rank].pop(task.future.number, None)
@@ -246,6 +309,19 @@ class Pool:
         )
         error.__cause__ = next(iter(self._dead.values()), None)
         return error
+
+
+def _dropped(call: Any) -> bool:
+    """Return whether the call of a task has ended before the task began, or was interrupted."""
+    if call is None or not call.done():
+        return False
+    try:
+        call.get()
+    except TaskInterrupted:
+        return True
+    except BaseException:
+        pass
+    return False
 
 
 _pools_lock = threading.Lock()

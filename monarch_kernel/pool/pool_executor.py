@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -31,6 +32,8 @@ class _Running:
     thread: ClassVar[int] = 0  # the thread that runs user code
     task: ClassVar[int] = 0
     cancelled: ClassVar[set[int]] = set()
+    withdrawn: ClassVar[Counter[int]] = Counter()  # calls that are to be dropped, by task: it may have come again
+    begun: ClassVar[deque[int]] = deque(maxlen=64)  # the last tasks that began
 
 
 class PoolExecutor(Actor):
@@ -107,14 +110,29 @@ class Control(Actor):
             if _Running.thread and _Running.task in _Running.cancelled:
                 raise_in_thread(_Running.thread, KeyboardInterrupt)
 
+    @endpoint
+    def withdraw(self, task: int) -> bool:
+        """Drop a task that has not begun; return whether that is so."""
+        with _Running.lock:
+            if task in _Running.begun:
+                return False
+            _Running.withdrawn[task] += 1
+            return True
+
 
 def _run(task: int, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     me = threading.get_ident()
     try:
         try:
             with _Running.lock:
+                if _Running.withdrawn[task]:
+                    _Running.withdrawn[task] -= 1
+                    raise KeyboardInterrupt
+                del _Running.withdrawn[task]
                 if task in _Running.cancelled:
                     raise KeyboardInterrupt
+                if _Running.task != task:
+                    _Running.begun.append(task)
                 _Running.thread, _Running.task = me, task
             return function(*args, **kwargs)
         finally:

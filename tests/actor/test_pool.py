@@ -79,9 +79,12 @@ async def _awaited(mesh: ProcMesh) -> tuple[list[int], list[int]]:
     return await mesh.map(double, range(3)), [value async for value in mesh.map(double, range(3))]
 
 
-def test_a_slow_item_holds_up_no_other(procs: Procs, tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", [0, 100])  # after many short ones, each rank has a second item waiting
+def test_a_slow_item_holds_up_no_other(procs: Procs, tmp_path: Path, before: int) -> None:
     gate = tmp_path / "gate"
-    done = procs(3).map(passes, range(9), itertools.repeat(gate)).as_completed()
+    mesh = procs(3)
+    assert mesh.map(double, range(before)).get() == [2 * x for x in range(before)]
+    done = mesh.map(passes, range(9), itertools.repeat(gate)).as_completed()
     others = {next(done) for _ in range(8)}
     assert others == {(item, item) for item in range(1, 9)}
     gate.touch()
