@@ -231,9 +231,10 @@ class Pool:
                 # The lock is held because `interrupt` expects a task that it cannot cancel among the running ones.
                 if not task.sent and not future.set_running_or_notify_cancel():
                     continue
-                if rank is not None and not future.interrupted:
+                interrupted = future.interrupted  # later ones find it among the running ones
+                if rank is not None and not interrupted:
                     self._running[rank][future.number] = task
-            if future.interrupted:
+            if interrupted:
                 future.set_exception(TaskInterrupted("the task was interrupted"))
                 continue
             if rank is None:
