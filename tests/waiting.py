@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -74,6 +75,26 @@ def listens(port: int) -> bool:
     """Whether somebody listens on a port of this machine."""
     with socket.socket() as sock:
         return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+def jupyter_url(server: subprocess.Popen[bytes], runtime: Path, log: Path) -> str:
+    """Wait until a server of Jupyter listens; return its address.
+
+    Args:
+        runtime: where it writes that address, a moment before it listens.
+    """
+    found: list[str] = []
+
+    def is_up() -> bool:
+        assert server.poll() is None, log.read_text()
+        for path in runtime.glob("jpserver-*.json"):
+            text = path.read_text()
+            if text.rstrip().endswith("}") and listens(json.loads(text)["port"]):
+                found.append(json.loads(text)["url"])
+        return bool(found)
+
+    wait_until(is_up, "the server has started", 30)
+    return found[0]
 
 
 def end_jupyter(server: subprocess.Popen[bytes]) -> None:

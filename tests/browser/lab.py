@@ -17,7 +17,7 @@ from typing import Any
 
 from monarch_kernel.kernel.install import KERNEL_NAME, install
 from tests.conftest import alive, children, wait_until
-from tests.waiting import end_jupyter, listens, patience
+from tests.waiting import end_jupyter, jupyter_url, patience
 
 ROOT = Path(__file__).resolve().parents[2]
 #: No test waits longer than this for one thing to appear (milliseconds).
@@ -90,21 +90,11 @@ class Server:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        found: list[Path] = []
-
-        def is_up() -> bool:
-            assert self._process.poll() is None, (folder / "server.log").read_text()
-            found[:] = runtime.glob("jpserver-*.json") if runtime.exists() else []
-            if not found or not found[0].read_text().rstrip().endswith("}"):
-                return False
-            return listens(json.loads(found[0].read_text())["port"])  # the file is there a moment earlier
-
         try:
-            wait_until(is_up, "the server has started", 30)
+            self.url = jupyter_url(self._process, runtime, folder / "server.log")
         except BaseException:
             self._end()
             raise
-        self.url = json.loads(found[0].read_text())["url"]
         return self
 
     def __exit__(self, *_exc: object) -> None:

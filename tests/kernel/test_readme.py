@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ from tests.conftest import needs, wait_until
 from tests.kernel.harness import Kernel, Outcome
 from tests.kernel.screen import text
 from tests.ports import free_port
-from tests.waiting import patience
+from tests.waiting import listens, patience
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
 PATIENCE = patience(60)
@@ -52,11 +51,6 @@ def test_the_session(fresh_kernel: Kernel) -> None:
     for _, source, wanted in cells:
         outcome = fresh_kernel.run(re.sub(r"^   \.\.\.: ?", "", source, flags=re.MULTILINE))
         assert comparable(printed(outcome)) == comparable(wanted)
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as sock:
-        return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_several_hosts(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Generator, Iterator, Sequence
@@ -18,6 +17,7 @@ import pytest
 from tests.conftest import wait_until
 from tests.launchers.engines import CannotRunError
 from tests.ports import free_port
+from tests.waiting import listens
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
@@ -66,8 +66,7 @@ class Sshd:
 
     def _listens(self) -> bool:
         assert self._process.poll() is None, (self.folder / "log").read_text()
-        with socket.socket() as sock:
-            return sock.connect_ex(("127.0.0.1", self.port)) == 0
+        return listens(self.port)
 
     @property
     def pid(self) -> int:

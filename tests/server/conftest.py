@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import alive, children, wait_until
+from tests.conftest import alive, children
 from tests.kept.conftest import kept_folder
-from tests.waiting import end_jupyter, listens
+from tests.waiting import end_jupyter, jupyter_url
 
 __all__ = ["kept_folder"]
 
@@ -90,18 +90,8 @@ def jupyter_server(tmp_path: Path, kept_folder: str) -> Iterator[JupyterServer]:
             start_new_session=True,
         )
     try:
-        found: list[Path] = []
-
-        def is_up() -> bool:
-            assert process.poll() is None, log.read_text()
-            found[:] = (tmp_path / "runtime").glob("jpserver-*.json")
-            if not found or not (text := found[0].read_text()).rstrip().endswith("}"):
-                return False
-            return listens(json.loads(text)["port"])  # the file is there a moment earlier
-
-        wait_until(is_up, "the server has started", 30)
-        url = json.loads(found[0].read_text())["url"].rstrip("/")
-        yield JupyterServer(url, token, process.pid, log)
+        url = jupyter_url(process, tmp_path / "runtime", log)
+        yield JupyterServer(url.rstrip("/"), token, process.pid, log)
     finally:
         left = children(process.pid)
         end_jupyter(process)
