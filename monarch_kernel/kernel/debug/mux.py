@@ -241,6 +241,12 @@ class MonarchDebugger(Debugger):
 
     async def _forward_message(self, msg: Message) -> Message:
         async with self._one_request:
+            if msg.get("command") == "disconnect":
+                try:
+                    return dict(await asyncio.wait_for(super()._forward_message(msg), DEADLINE))
+                except TimeoutError:  # the front end leaves all the same
+                    self.log.warning("debugpy did not answer to the end of the session within %.0f s", DEADLINE)
+                    return _response(msg, {})
             if msg.get("command") != "attach":
                 return dict(await super()._forward_message(msg))
             if "rules" in msg["arguments"]:  # the kernel is to leave internal frames out

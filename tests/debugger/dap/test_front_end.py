@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from monarch_kernel.debugger.dap.id_table import BASE
@@ -291,6 +293,27 @@ def test_turning_the_debugger_off_lets_the_cell_end_and_on_again_works(kernel: K
     assert lab.top(stopped(cell, 1)[0])["line"] == 4
     kernel.debug("disconnect", {"restart": False, "terminateDebuggee": False})
     cell.ok()
+
+
+def is_adapter(process: psutil.Process, tag: str) -> bool:
+    try:
+        return "debugpy/adapter" in " ".join(process.cmdline()) and process.environ().get("MK_ADAPTER_OF") == tag
+    except psutil.Error:
+        return False
+
+
+def test_the_debugger_is_turned_off_while_debugpy_does_not_answer(start_kernel: Callable[..., Kernel]) -> None:
+    kernel = start_kernel()
+    tag = secrets.token_hex(8)  # debugpy's adapter is no child of the kernel: it is known by what it inherits
+    kernel.ok(f"import os; os.environ['MK_ADAPTER_OF'] = {tag!r}")
+    lab = FrontEnd(kernel)
+    [adapter] = [each for each in psutil.process_iter() if is_adapter(each, tag)]
+    adapter.suspend()
+    try:
+        lab.off()  # is answered
+        assert kernel.ok("1 + 1").text == "2"
+    finally:
+        adapter.resume()
 
 
 def test_a_page_that_was_reloaded_finds_its_stop(lab: FrontEnd) -> None:
