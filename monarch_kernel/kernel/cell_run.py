@@ -41,8 +41,8 @@ from monarch_kernel.protocol.refs import DeathKind
 AGREE_TIMEOUT = 2.0
 #: How often the wait updates the progress line (seconds).
 TICK = 0.1
-#: How long to wait for the output that a rank wrote before its reply (seconds).
-OUTPUT_GRACE = 5.0
+#: How long to wait for the output that a rank wrote before its reply (seconds). Only a busy machine needs it.
+OUTPUT_GRACE = 20.0
 #: How long to wait for the output of a rank that died (seconds).
 DEATH_GRACE = 0.25
 _MOST_NAMES = 8

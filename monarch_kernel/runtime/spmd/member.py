@@ -37,7 +37,7 @@ _OF_TASKS = (
     *("MV2_COMM_WORLD_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
 #: The time for a rank to reach rank 0's store, which exists before its address is sent (seconds).
-CONNECT_TIMEOUT = 5.0
+CONNECT_TIMEOUT = 20.0
 
 
 @dataclass(frozen=True, slots=True)
