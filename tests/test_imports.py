@@ -200,7 +200,7 @@ EXCEPTIONS = {
     LAUNCH: {f"{RUNTIME}.host.__main__"},
     f"{RUNTIME}.actor.errors": {"monarch_kernel.errors"},
     f"{RUNTIME}.actor.unhandled_fault": {"monarch_kernel.actor"},
-    f"{DEBUGGER}.rank.stacks.tasks": {f"{RUNTIME}.actor.execution.interruptible"},
+    f"{DEBUGGER}.rank.stacks": {f"{RUNTIME}.actor.execution.interruptible"},
     # The telemetry of a job and its servers: what the watch sees; its mounts, by the names that users have for them.
     f"{LAUNCHERS}.services": {WATCH},
     f"{LAUNCHERS}.job": {WATCH, "monarch_kernel.remotemount", "monarch_kernel.gather_mount"},
@@ -342,7 +342,7 @@ CIRCLES: dict[str, set[str]] = {
     },
     "the debugger's agents and its hub call each other, and its package gives the hub": {
         DEBUGGER,
-        *(f"{DEBUGGER}.rank.{module}" for module in ("agent", "rank_debugger")),
+        f"{DEBUGGER}.rank.rank_debugger",
         *(
             f"{DEBUGGER}.controller.{module}"
             for module in ("breakpoints", "collective_timeouts", "hub", "hub_actor", "query", "registry")

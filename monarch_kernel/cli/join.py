@@ -101,7 +101,7 @@ def _meet(options: argparse.Namespace) -> int:
 
 def _prepare(options: argparse.Namespace) -> int:
     from monarch_kernel.debugger.outside import slurm
-    from monarch_kernel.debugger.outside.look import chosen_here
+    from monarch_kernel.debugger.outside.outside_report import chosen_here
     from monarch_kernel.debugger.outside.remote_exec import prepare_running
 
     name, job = options.what or "", options.slurm

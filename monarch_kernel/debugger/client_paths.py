@@ -11,8 +11,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
 
 from monarch_kernel.debugger.model.evidence import Evidence
-from monarch_kernel.debugger.model.stacks import StackSnapshot
-from monarch_kernel.debugger.model.stops import Stop
+from monarch_kernel.debugger.model.stops import StackSnapshot, Stop
 from monarch_kernel.debugger.source_locations import SourceLocation
 from monarch_kernel.workers import client_path
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from monarch_kernel.actor import ActorMesh, ProcMesh
 from monarch_kernel.debugger.controller.query import ask
-from monarch_kernel.debugger.rank.values.sampling import sample
+from monarch_kernel.debugger.rank.values.probe import sample
 from monarch_kernel.display.outliers import outliers
 from monarch_kernel.introspection import whole_of
 from monarch_kernel.meshes import format_ranks

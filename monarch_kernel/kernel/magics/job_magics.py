@@ -200,7 +200,7 @@ class JobMagics(Subcommands):
         if not found.prepare and found.pids is None and found.torchrun is None:
             return
         from monarch_kernel.debugger.outside import slurm
-        from monarch_kernel.debugger.outside.look import chosen_here
+        from monarch_kernel.debugger.outside.outside_report import chosen_here
         from monarch_kernel.debugger.outside.processes import OutsideError
         from monarch_kernel.debugger.outside.remote_exec import prepare_running
 

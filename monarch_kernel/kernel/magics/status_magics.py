@@ -205,7 +205,7 @@ class StatusMagics(Subcommands):
     @argument("--apart", type=float, default=1.0, metavar="SECONDS", help="the time between the two readings (1)")
     def look(self, found: Arguments) -> Look:
         """Read processes from outside that others have started: their stacks, and for whom they seem to wait."""
-        from monarch_kernel.debugger.outside.look import LookRequest, look
+        from monarch_kernel.debugger.outside.outside_report import LookRequest, look
         from monarch_kernel.debugger.outside.processes import OutsideError
 
         request = LookRequest(
@@ -226,8 +226,7 @@ class StatusMagics(Subcommands):
     @argument("--save", metavar="FILE", help="write the records to a file, for monarch-kernel stragglers")
     def stragglers(self, found: Arguments) -> StragglerReport:
         """Show which ranks come late to collectives, how long others wait for them, and at which lines."""
-        from monarch_kernel.debugger.controller.stragglers import stragglers
-        from monarch_kernel.debugger.controller.stragglers.records import RecordsError, report_of, save
+        from monarch_kernel.debugger.controller.stragglers import RecordsError, report_of, save, stragglers
 
         if found.last < 1:
             raise usage_error(found.magic, f"--last takes a number of at least 1, not {found.last}")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.hang.verdict import Verdict
     from monarch_kernel.debugger.controller.stacks import Stacks
     from monarch_kernel.debugger.events import RankStop
-    from monarch_kernel.debugger.model.stacks import StackFrame
+    from monarch_kernel.debugger.model.stops import StackFrame
 
 #: The time for ranks to list their variables (seconds).
 VARIABLES_TIMEOUT = 5.0

@@ -17,9 +17,8 @@ from monarch_kernel.debugger.controller.stacks.pyspy import HOLDS_LOCK, read_sna
 from monarch_kernel.debugger.controller.stacks.stacks_report import Stacks
 from monarch_kernel.debugger.events import RankStop
 from monarch_kernel.debugger.frames import shown_frame
-from monarch_kernel.debugger.model.stacks import StackSnapshot
-from monarch_kernel.debugger.rank.stacks.motion import sample
-from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
+from monarch_kernel.debugger.model.stops import StackSnapshot
+from monarch_kernel.debugger.rank.stacks import sample, snapshot
 from monarch_kernel.debugger.source_locations import Label
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import StackRead, Whole
