@@ -175,7 +175,7 @@ ALLOWED: dict[str, set[str]] = {
         f"{ENGINES}.join",
         f"{WATCH}.profiler",
     },
-    "monarch_kernel.__main__": {"monarch_kernel.cli", f"{KERNEL}.app"},
+    "monarch_kernel.__main__": {"monarch_kernel.cli", f"{KERNEL}.kernel"},
     # The package itself: what `import monarch_kernel` names, each loaded at first use.
     # Its functions are thin: joined jobs are meshes by name, too, and the magics are loaded by IPython.
     "monarch_kernel": {*FACADES, MESH, ENGINES, f"{KERNEL}.extension"},
@@ -276,7 +276,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from monarch_kernel.debugger import sets
 def later():
-    import monarch_kernel.pool.data as data
+    import monarch_kernel.pool.pool as data
     import_module("monarch_kernel.debug")
     entry = "monarch_kernel.runtime.rank.main:main"
     said = "see monarch_kernel.errors"
@@ -285,7 +285,7 @@ def later():
     assert found == {
         "typing",
         "monarch_kernel.debugger",
-        "monarch_kernel.pool.data",
+        "monarch_kernel.pool.pool",
         "monarch_kernel.debug",
         "monarch_kernel.runtime.rank.main",
     }

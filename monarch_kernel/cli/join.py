@@ -65,8 +65,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from monarch_kernel.engines.join.jobs import jobs_of
-    from monarch_kernel.engines.join.listing import JoinableList
+    from monarch_kernel.engines.join.jobs import JoinableList, jobs_of
     from monarch_kernel.engines.join.rank_machines import refreshed
 
     found = JoinableList(jobs_of(refreshed()))

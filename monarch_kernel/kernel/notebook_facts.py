@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from monarch_kernel.engines import tool_runtime
-from monarch_kernel.kernel.output.walltime_notices import WalltimeNotices
+from monarch_kernel.kernel.output.fault_notices import WalltimeNotices
 from monarch_kernel.kernel.provider_hosts import ProviderPlacements
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.launchers.base import HostPhase, JobStatus

@@ -28,7 +28,7 @@ from monarch_kernel.watch.history.recorder import History
 from monarch_kernel.watch.model import Snapshot
 from monarch_kernel.watch.status_table import status_tables
 from monarch_kernel.watch.topology import TopologyNode, as_text, topology
-from monarch_kernel.watch.tracing.trace import Trace
+from monarch_kernel.watch.tracing import Trace
 from monarch_kernel.watch.watcher import Watch
 
 log = logging.getLogger(__name__)

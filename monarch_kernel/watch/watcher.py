@@ -11,10 +11,7 @@ from monarch_kernel.subscriptions import Subscribers, Subscription
 from monarch_kernel.watch.board import Board
 from monarch_kernel.watch.facts import Fact
 from monarch_kernel.watch.model import Delta, RankState, Snapshot
-from monarch_kernel.watch.sources import Source
-from monarch_kernel.watch.sources.debugger import follow_debugger
-from monarch_kernel.watch.sources.runtime import RuntimeSource
-from monarch_kernel.watch.sources.syncs import follow_syncs
+from monarch_kernel.watch.sources import RuntimeSource, Source, follow_debugger, follow_syncs
 
 log = logging.getLogger(__name__)
 

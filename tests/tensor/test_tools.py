@@ -9,7 +9,7 @@ import torch
 
 from monarch_kernel import tensor as tensors
 from monarch_kernel.debug import diff
-from monarch_kernel.display.locations import source_line
+from monarch_kernel.display.quantities import source_line
 from monarch_kernel.distributed import Mesh, distribute
 from monarch_kernel.runtime.tensor.rank.held import TensorPart
 from monarch_kernel.tensor import (

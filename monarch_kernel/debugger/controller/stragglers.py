@@ -24,9 +24,7 @@ from monarch_kernel.debugger.controller.query import ask, chosen_ranks
 from monarch_kernel.debugger.model.evidence import CollectiveTimes, TimedCollective
 from monarch_kernel.debugger.rank.hang import collective_times
 from monarch_kernel.debugger.source_locations import Label, SourceLocation
-from monarch_kernel.display import styles
-from monarch_kernel.display.reports import AsReport
-from monarch_kernel.display.tables import TableView, table_html, table_text
+from monarch_kernel.display.tables import DIM, HEADLINE, NEWS, VIEW, AsReport, TableView, table_html, table_text
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.meshes import format_ranks
 from monarch_kernel.private_files import write_own_file
@@ -551,12 +549,12 @@ class StragglerReport(AsReport):
 
     def html(self) -> str:
         """The report as HTML."""
-        news = styles.NEWS if self.found.stragglers else ""
-        notes = "".join(f'<div style="{styles.DIM}">{escape(note)}</div>' for note in self.notes)
+        news = NEWS if self.found.stragglers else ""
+        notes = "".join(f'<div style="{DIM}">{escape(note)}</div>' for note in self.notes)
         tables = [self.rank_table(), self.line_table(), *([self.meeting_table()] if self.each else [])]
         shown = "".join(map(table_html, tables)) if self.found.meetings else ""
-        sentence = f'<div style="{styles.HEADLINE};{news}">{escape(self.sentence)}</div>'
-        return f'<div style="{styles.VIEW}">{sentence}{notes}{shown}</div>'
+        sentence = f'<div style="{HEADLINE};{news}">{escape(self.sentence)}</div>'
+        return f'<div style="{VIEW}">{sentence}{notes}{shown}</div>'
 
     def asdict(self) -> dict[str, Any]:
         """Return the whole report as JSON-compatible dictionaries, lists, strings and numbers."""

@@ -25,9 +25,8 @@ from monarch_kernel.debugger.model.readings import Contrast, Leaf, Reading, figu
 from monarch_kernel.debugger.rank.values import probe
 from monarch_kernel.debugger.rank.values.blocks import BLOCK_BYTES, blocks_of
 from monarch_kernel.debugger.rank.values.probe import FILE, Question
-from monarch_kernel.display import styles
-from monarch_kernel.display.reports import AsReport
-from monarch_kernel.display.tables import TableView, table_text
+from monarch_kernel.display import tables
+from monarch_kernel.display.tables import AsReport, TableView, table_text
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import Whole
 from monarch_kernel.meshes import format_points, format_ranks
@@ -356,25 +355,25 @@ class Diff(AsReport):
         bad = {failed.ranks for failed in self.failed}
         for ranks, text in _lines_of(self):
             title = escape(format_points(ranks, self.extent, limit=8))
-            style = f"{styles.LEFT};{styles.BAD}" if ranks in bad else styles.LEFT
+            style = f"{tables.LEFT};{tables.BAD}" if ranks in bad else tables.LEFT
             name = escape(rank_label(ranks))
             rows.append(
-                f'<tr><td style="{styles.NAME}" title="{title}"><b>{name}</b></td>'
+                f'<tr><td style="{tables.NAME}" title="{title}"><b>{name}</b></td>'
                 f'<td style="{style}">{escape(text)}</td></tr>'
             )
-        parts = [f'<div style="{styles.DIM}">{escape(_caption(self))}</div>', f"<table>{''.join(rows)}</table>"]
+        parts = [f'<div style="{tables.DIM}">{escape(_caption(self))}</div>', f"<table>{''.join(rows)}</table>"]
         shown, rest = self.differences[:MOST_SHOWN], self.differences[MOST_SHOWN:]
         table = _table_of(self, self.differences)
         if table is not None:
-            parts.append(f'<div style="{styles.DIM}">{escape(_heading(self))}</div>')
+            parts.append(f'<div style="{tables.DIM}">{escape(_heading(self))}</div>')
             parts.append(_rows(self, table, 0, shown))
             if rest:
                 parts.append(
-                    f'<details><summary style="{styles.OPENS}">{len(rest)} more</summary>'
+                    f'<details><summary style="{tables.OPENS}">{len(rest)} more</summary>'
                     f"{_rows(self, table, len(shown), rest)}</details>"
                 )
-        parts += [f'<div style="{styles.DIM}">{escape(note)}</div>' for note in self.notes]
-        return f'<div style="{styles.BOX}">{"".join(parts)}</div>'
+        parts += [f'<div style="{tables.DIM}">{escape(note)}</div>' for note in self.notes]
+        return f'<div style="{tables.BOX}">{"".join(parts)}</div>'
 
 
 def _difference(row: Difference) -> dict[str, Any]:
@@ -525,7 +524,7 @@ def _rows(diff: Diff, table: TableView, first: int, rows: Sequence[Difference]) 
         opened = "".join(f"<div>{escape(line)}</div>" for line in _details(diff, row))
         name = (
             f'<details><summary style="cursor:pointer">{escape(cells[0])}</summary>'
-            f'<div style="{styles.TREE_INSIDE};white-space:pre-wrap">{opened}</div></details>'
+            f'<div style="{tables.TREE_INSIDE};white-space:pre-wrap">{opened}</div></details>'
         )
         texts = [name, *map(escape, cells[1:])]
         body.append(f"<tr>{''.join(_cell('td', at, text, table) for at, text in enumerate(texts))}</tr>")
@@ -533,7 +532,7 @@ def _rows(diff: Diff, table: TableView, first: int, rows: Sequence[Difference]) 
 
 
 def _cell(tag: str, at: int, inner: str, table: TableView) -> str:
-    return f'<{tag} style="{styles.RIGHT if at in table.right else styles.LEFT}">{inner}</{tag}>'
+    return f'<{tag} style="{tables.RIGHT if at in table.right else tables.LEFT}">{inner}</{tag}>'
 
 
 def _details(diff: Diff, row: Difference) -> list[str]:

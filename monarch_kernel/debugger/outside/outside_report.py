@@ -51,10 +51,9 @@ from monarch_kernel.debugger.outside.reading import Moment, OutsideProcess, read
 from monarch_kernel.debugger.outside.remote_exec import remote_exec_note
 from monarch_kernel.debugger.rank.hang import C10D, LOADER, MAKING, P2P, public_name
 from monarch_kernel.debugger.source_locations import LIBRARY, Label, SourceLocation
-from monarch_kernel.display import styles
+from monarch_kernel.display import tables
 from monarch_kernel.display.quantities import memory
-from monarch_kernel.display.reports import AsReport
-from monarch_kernel.display.tables import TableView, table_html, table_text
+from monarch_kernel.display.tables import AsReport, TableView, table_html, table_text
 from monarch_kernel.introspection import py_spy
 from monarch_kernel.meshes import format_ranks
 
@@ -402,7 +401,7 @@ class Look(AsReport):
 
     def html(self) -> str:
         """Render verdict, notes, processes and stacks as HTML."""
-        notes = "".join(f'<div style="{styles.DIM}">{escape(note)}</div>' for note in self.notes)
+        notes = "".join(f'<div style="{tables.DIM}">{escape(note)}</div>' for note in self.notes)
         return f"{self.verdict._repr_html_()}{notes}{table_html(self.table())}{self.stacks.html()}"
 
 

@@ -38,7 +38,7 @@ from monarch_kernel.debugger.source_locations import (
     is_user_frame,
     kind_of_code,
 )
-from monarch_kernel.display.locations import source_line
+from monarch_kernel.display.quantities import source_line
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import Running, RunningOperation, operation_on
 from monarch_kernel.thread_frames import current_frames

@@ -25,10 +25,9 @@ from monarch_kernel.debugger.controller.stragglers import StragglerReport
 from monarch_kernel.debugger.model.evidence import CollectiveTimes
 from monarch_kernel.debugger.model.stops import Stack, StackSnapshot
 from monarch_kernel.debugger.outside.outside_report import MOST, STATES
-from monarch_kernel.display import styles
+from monarch_kernel.display import tables
 from monarch_kernel.display.quantities import few, memory
-from monarch_kernel.display.reports import AsReport
-from monarch_kernel.display.tables import TableView, table_html, table_text
+from monarch_kernel.display.tables import AsReport, TableView, table_html, table_text
 from monarch_kernel.meshes import format_ranks
 from monarch_kernel.private_files import read_own_file, write_own_file
 
@@ -324,8 +323,8 @@ class JobReport(AsReport):
 
     def html(self) -> str:
         """Render the whole report as HTML, without scripts or style sheets."""
-        facts = "".join(f'<div style="{styles.DIM}">{escape(line)}</div>' for line in (*self.facts, *self.notes))
-        head = f'<div style="{styles.VIEW}"><div style="{styles.VIEW_TITLE}">{escape(self.headline)}</div>{facts}</div>'
+        facts = "".join(f'<div style="{tables.DIM}">{escape(line)}</div>' for line in (*self.facts, *self.notes))
+        head = f'<div style="{tables.VIEW}"><div style="{tables.VIEW_TITLE}">{escape(self.headline)}</div>{facts}</div>'
         late = self.stragglers
         parts = [
             head,
@@ -392,7 +391,7 @@ def _utc(moment: float) -> str:
 
 
 def _folded(title: str, inside: str) -> str:
-    return f'<details><summary style="{styles.OPENS}">{title}</summary>{inside}</details>'
+    return f'<details><summary style="{tables.OPENS}">{title}</summary>{inside}</details>'
 
 
 # Write and read the files of a report: text, HTML and JSON, which only this user can read.

@@ -14,9 +14,9 @@ from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.display.quantities import text_size
 from monarch_kernel.display.tables import table_html
 from monarch_kernel.engines import tool_runtime
-from monarch_kernel.kernel.kept_meshes import kept_by_others
 from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument, ranks_option
 from monarch_kernel.kernel.magics.subcommands import Subcommands
+from monarch_kernel.kernel.mesh_lifecycle import kept_by_others
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.output.mesh_tables import (
     MeshList,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from monarch_kernel.watch.history.columns import ColumnTable
+from monarch_kernel.watch.history.query import ColumnTable
 from monarch_kernel.watch.model import Snapshot
 from monarch_kernel.watch.topology import FAILED, TopologyNode, proc_id
 

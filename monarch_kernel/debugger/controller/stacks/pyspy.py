@@ -18,7 +18,7 @@ from monarch_kernel.debugger.rank.stacks import (
     trimmed,
 )
 from monarch_kernel.debugger.source_locations import USER, SourceLocation, is_user, kind_of
-from monarch_kernel.display.locations import source_line
+from monarch_kernel.display.quantities import source_line
 
 #: The state of a stack whose thread blocks all others.
 HOLDS_LOCK = "holds the interpreter lock"

@@ -29,9 +29,9 @@ from monarch_kernel.debugger.controller.stacks.merge import (
 )
 from monarch_kernel.debugger.model.stops import Stack, StackFrame, StackSnapshot
 from monarch_kernel.debugger.source_locations import Label, is_readable_source
-from monarch_kernel.display import styles
-from monarch_kernel.display.locations import source_line
-from monarch_kernel.display.reports import AsReport
+from monarch_kernel.display import tables
+from monarch_kernel.display.quantities import source_line
+from monarch_kernel.display.tables import AsReport
 from monarch_kernel.meshes import format_ranks
 
 # Render merged stacks as HTML. Branches fold, and a line expands to the code around it, or to its library frames.
@@ -66,21 +66,21 @@ class _Page:
         if idle:
             at = next((k for k, (count, _) in enumerate(blocks) if len(idle) <= count), len(blocks))
             line = f"{self._ranks(idle)} {escape(stacks.idle_note)}{self._where(idle)}"
-            blocks.insert(at, (len(idle), _div(f"{styles.TREE_LINE};{styles.DIM};margin-top:6px", line)))
+            blocks.insert(at, (len(idle), _div(f"{tables.TREE_LINE};{tables.DIM};margin-top:6px", line)))
         notes = "".join(
             _div(
-                styles.TREE_NOTE,
-                f"{self._ranks(note.ranks)} {_span(styles.BAD, escape(note.text))}{self._where(note.ranks)}",
+                tables.TREE_NOTE,
+                f"{self._ranks(note.ranks)} {_span(tables.BAD, escape(note.text))}{self._where(note.ranks)}",
             )
             for note in stacks.notes
         )
         body = "".join(html for _, html in blocks)
-        return _div(styles.SCROLLED, f"{_div(styles.BOLD, escape(stacks.headline))}{notes}{body}")
+        return _div(tables.SCROLLED, f"{_div(tables.BOLD, escape(stacks.headline))}{notes}{body}")
 
     def _root(self, root: StackRoot) -> str:
         head = f"{self._ranks(root.ranks)} <b>{escape(owner_label(root, self._label))}</b>{self._where(root.ranks)}"
         head += _divergence(root)
-        return _details(head, self._below(root), open_=True, inside=styles.TREE_INSIDE, style="margin-top:6px")
+        return _details(head, self._below(root), open_=True, inside=tables.TREE_INSIDE, style="margin-top:6px")
 
     def _below(self, branch: StackBranch) -> str:
         found = continuations_of(branch)
@@ -91,10 +91,10 @@ class _Page:
         for each in shown:
             body = self._path(each.node) if each.node is not None else self._end(branch)
             head = f"{self._ranks(each.ranks)} {escape(each.note)}".rstrip() + self._where(each.ranks)
-            inside = styles.TREE_INSIDE if each.concurrent else styles.TREE_FORK
-            rows.append(_details(head, body, open_=True, inside=inside) if body else _div(styles.TREE_LINE, head))
+            inside = tables.TREE_INSIDE if each.concurrent else tables.TREE_FORK
+            rows.append(_details(head, body, open_=True, inside=inside) if body else _div(tables.TREE_LINE, head))
         if left:
-            rows.append(_div(f"{styles.TREE_LINE};{styles.DIM}", escape(left)))
+            rows.append(_div(f"{tables.TREE_LINE};{tables.DIM}", escape(left)))
         return "".join(rows)
 
     def _path(self, node: FrameNode) -> str:
@@ -107,21 +107,21 @@ class _Page:
 
     def _line(self, line: DisplayLine, width: int, chip: str) -> str:
         if not line.user:
-            head = f"{_span(styles.DIM, escape(line.place))}{chip}"
+            head = f"{_span(tables.DIM, escape(line.place))}{chip}"
             inside = "\n".join(
                 f"{node.frame.place.name} {times_of(node)}".rstrip().ljust(32) + f"  {short_path(node.frame)}"
                 for node in line.nodes
             )
-            frames = f'<pre style="{styles.UNWRAPPED};{styles.DIM}">{escape(inside)}</pre>'
-            return _details(head, frames, inside=styles.TREE_INSIDE)
+            frames = f'<pre style="{tables.UNWRAPPED};{tables.DIM}">{escape(inside)}</pre>'
+            return _details(head, frames, inside=tables.TREE_INSIDE)
         frame = line.nodes[0].frame
         title = escape(f"{frame.place.file}:{frame.place.line}", quote=True)
         place = escape(line.place.ljust(width))
         head = f'<span title="{title}">{place}</span>  {_marked(line.source, line.span)}{chip}'
         context = self._context(line)
         if not context:
-            return _div(styles.TREE_LINE, head)
-        return _details(head, context, inside=styles.TREE_INSIDE)
+            return _div(tables.TREE_LINE, head)
+        return _details(head, context, inside=tables.TREE_INSIDE)
 
     def _context(self, shown: DisplayLine) -> str:
         frame = shown.nodes[0].frame
@@ -136,26 +136,26 @@ class _Page:
             text = linecache.getline(file, at).rstrip("\n")
             if text or at <= line:
                 row = escape(f"{'→' if at == line else ' '} {at:>4}  {text}")
-                rows.append(_span(styles.RUNS_NOW, row) if at == line else row)
-        path = _div(styles.DIM, escape(file)) if not (self._label and self._label(file)) else ""
-        return f'{path}<pre style="{styles.UNWRAPPED}">{chr(10).join(rows)}</pre>'
+                rows.append(_span(tables.RUNS_NOW, row) if at == line else row)
+        path = _div(tables.DIM, escape(file)) if not (self._label and self._label(file)) else ""
+        return f'{path}<pre style="{tables.UNWRAPPED}">{chr(10).join(rows)}</pre>'
 
     def _end(self, branch: StackBranch) -> str:
         if not isinstance(branch, FrameNode):
             return ""
         at_once = at_once_of(branch)
-        rows = [_div(f"{styles.TREE_LINE};{styles.DIM}", at_once)] if at_once else []
+        rows = [_div(f"{tables.TREE_LINE};{tables.DIM}", at_once)] if at_once else []
         rows += [
-            _div(styles.BAD, f"■ {'' if ranks == branch.here else rank_label(ranks) + ' '}{escape(state)}")
+            _div(tables.BAD, f"■ {'' if ranks == branch.here else rank_label(ranks) + ' '}{escape(state)}")
             for state, ranks in sorted(branch.states.items())
         ]
         for name, groups in grouped_values(branch):
             texts = [
                 escape(text)
-                + ("" if len(groups) == 1 else f" {_span(styles.RANKS, f'[{format_ranks(ranks, limit=6)}]')}")
+                + ("" if len(groups) == 1 else f" {_span(tables.RANKS, f'[{format_ranks(ranks, limit=6)}]')}")
                 for text, ranks in groups[:20]
             ]
-            rows.append(_div(styles.TREE_LINE, f"{_span(styles.DIM, f'{escape(name)} =')} {' · '.join(texts)}"))
+            rows.append(_div(tables.TREE_LINE, f"{_span(tables.DIM, f'{escape(name)} =')} {' · '.join(texts)}"))
         return "".join(rows)
 
     def _ranks(self, ranks: Sequence[int]) -> str:
@@ -164,22 +164,22 @@ class _Page:
             processes = {rank: self._stacks.process_of(rank) for rank in ranks}
             lines += [f"{rank}: {process}" for rank, process in processes.items() if process]
         title = escape("\n".join(lines), quote=True)
-        return f'<span style="{styles.RANKS}" title="{title}">{escape(rank_label(ranks))}</span>'
+        return f'<span style="{tables.RANKS}" title="{title}">{escape(rank_label(ranks))}</span>'
 
     def _where(self, ranks: Sequence[int]) -> str:
         where = where_label(ranks, self._stacks.extent)
-        return f"  {_span(styles.DIM, escape(where))}" if where else ""
+        return f"  {_span(tables.DIM, escape(where))}" if where else ""
 
 
 def _divergence(branch: StackBranch) -> str:
     """Mark a point where ranks diverge."""
     ways = sum(not each.concurrent for each in continuations_of(branch))
-    return f" {_span(styles.FORK_CHIP, f'ranks diverge here: {ways} ways')}" if ways > 1 else ""
+    return f" {_span(tables.FORK_CHIP, f'ranks diverge here: {ways} ways')}" if ways > 1 else ""
 
 
 def _details(head: str, body: str, *, open_: bool = False, inside: str = "", style: str = "") -> str:
     return (
-        f'<details style="{style}"{" open" if open_ else ""}><summary style="{styles.TREE_OPENS}">{head}</summary>'
+        f'<details style="{style}"{" open" if open_ else ""}><summary style="{tables.TREE_OPENS}">{head}</summary>'
         f"{_div(inside, body)}</details>"
     )
 
@@ -196,7 +196,7 @@ def _marked(source: str, span: tuple[int, int]) -> str:
     start, end = span
     if end <= start or start >= len(source):
         return escape(source)
-    return f"{escape(source[:start])}{_span(styles.RUNS_NOW, escape(source[start:end]))}{escape(source[end:])}"
+    return f"{escape(source[:start])}{_span(tables.RUNS_NOW, escape(source[start:end]))}{escape(source[end:])}"
 
 
 # Render merged stacks as text: one line per frame, branches where ranks diverge, the fewest ranks first. Pure.

@@ -33,7 +33,7 @@ from monarch_kernel.debugger.rank.stopping.lines import own_lines, running_frame
 from monarch_kernel.debugger.rank.stopping.parked import Onward, Parked
 from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan
 from monarch_kernel.debugger.source_locations import is_debugger, is_user_frame, outwards
-from monarch_kernel.display.locations import source_line
+from monarch_kernel.display.quantities import source_line
 from monarch_kernel.thread_frames import current_frames
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from monarch_kernel.display.locations import shown_location, source_line
-from monarch_kernel.display.quantities import text_size
+from monarch_kernel.display.quantities import shown_location, source_line, text_size
 from monarch_kernel.display.tables import AsTable, TableView
 from monarch_kernel.runtime.tensor.controller import frames
 from monarch_kernel.runtime.tensor.controller.borrowing import number_of

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from monarch_kernel.display.locations import shown_location
-from monarch_kernel.display.quantities import text_size
+from monarch_kernel.display.quantities import shown_location, text_size
 from monarch_kernel.display.tables import AsTable, TableView
 from monarch_kernel.runtime.mesh.rankset import name_ranks
 from monarch_kernel.runtime.tensor.simulation.ledger import Ledger, Line
