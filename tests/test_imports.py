@@ -95,7 +95,7 @@ ALLOWED: dict[str, set[str]] = {
     LAUNCH: {
         PROTOCOL,
         f"{RUNTIME}.node",
-        *(f"{RUNTIME}.host.{m}" for m in ("agent_config", "cleanup", "exits", "start_command")),
+        *(f"{RUNTIME}.host.{m}" for m in ("cleanup", "start_command")),
     },
     **{leaf: set() for leaf in COMMON},
     **{facade: {PROTOCOL, RUNTIME, *FACADES} for facade in FACADES},
@@ -200,7 +200,7 @@ EXCEPTIONS = {
     LAUNCH: {f"{RUNTIME}.host.__main__"},
     f"{RUNTIME}.actor.errors": {"monarch_kernel.errors"},
     f"{RUNTIME}.actor.unhandled_fault": {"monarch_kernel.actor"},
-    f"{DEBUGGER}.rank.stacks": {f"{RUNTIME}.actor.execution.interruptible"},
+    f"{DEBUGGER}.rank.stacks": {f"{RUNTIME}.actor.execution.async_instance"},
     # The telemetry of a job and its servers: what the watch sees; its mounts, by the names that users have for them.
     f"{LAUNCHERS}.services": {WATCH},
     f"{LAUNCHERS}.job": {WATCH, "monarch_kernel.remotemount", "monarch_kernel.gather_mount"},

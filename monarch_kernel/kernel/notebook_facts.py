@@ -19,7 +19,7 @@ from monarch_kernel.launchers.base import HostPhase, JobStatus
 from monarch_kernel.launchers.listing import ListedJob
 from monarch_kernel.launchers.walltime import WalltimeNotice
 from monarch_kernel.runtime.actor.errors import ActorError
-from monarch_kernel.watch.facts import CellName, CurrentMesh, FailureFact, HostFact, JobsFact
+from monarch_kernel.watch.board import CellName, CurrentMesh, FailureFact, HostFact, JobsFact
 from monarch_kernel.watch.model import JobView
 from monarch_kernel.watch.sources import Give
 

@@ -22,7 +22,7 @@ from monarch_kernel.introspection import (
 )
 from monarch_kernel.meshes import get_mesh, kept_host_of, list_proc_meshes, on_change, parse_ranks
 from monarch_kernel.subscriptions import Subscription
-from monarch_kernel.watch.facts import (
+from monarch_kernel.watch.board import (
     ActorsFact,
     CellFact,
     Condition,

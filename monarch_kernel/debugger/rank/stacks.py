@@ -203,7 +203,7 @@ def _adapted(frame: FrameType) -> Any:
     return frame.f_locals.get("coroutine")
 
 
-_STEPPING = "monarch_kernel.runtime.actor.execution.interruptible"
+_STEPPING = "monarch_kernel.runtime.actor.execution.async_instance"
 
 
 # Trim stacks: remove the frames that lead to user code, and those of a debugger. Pure.

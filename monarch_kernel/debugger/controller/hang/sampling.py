@@ -8,14 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from monarch_kernel.actor import ActorMesh, ProcMesh
-from monarch_kernel.debugger.client_paths import evidence_at_client
 from monarch_kernel.debugger.controller.hang import situation
 from monarch_kernel.debugger.controller.hang.judge import judge, settle
 from monarch_kernel.debugger.controller.hang.verdict import Verdict
 from monarch_kernel.debugger.controller.issuing_lines import evidence_of_issued
 from monarch_kernel.debugger.controller.query import ask, stops_of
 from monarch_kernel.debugger.controller.stacks.pyspy import in_collective, threads_of, user_location
-from monarch_kernel.debugger.frames import shown_frame
+from monarch_kernel.debugger.frames import evidence_at_client, shown_frame
 from monarch_kernel.debugger.model.evidence import DEAD, LATE, PAUSED, SILENT, STANDS, UNASKED, WAITS, Evidence
 from monarch_kernel.debugger.rank.hang import collect
 from monarch_kernel.debugger.source_locations import SourceLocation

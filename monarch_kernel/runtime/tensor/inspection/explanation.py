@@ -11,8 +11,8 @@ from monarch_kernel.display.quantities import shown_location, source_line, text_
 from monarch_kernel.display.tables import AsTable, TableView
 from monarch_kernel.runtime.tensor.controller import frames
 from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError
-from monarch_kernel.runtime.tensor.controller.plan import LineCost
-from monarch_kernel.runtime.tensor.inspection.engines import all_engines
+from monarch_kernel.runtime.tensor.controller.signature import LineCost
+from monarch_kernel.runtime.tensor.inspection.running import all_engines
 
 Line = tuple[str, int, str]
 
