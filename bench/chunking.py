@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from workspace_sync.scanning.chunking import ANCHOR, CHUNK, Cuts, again, even
+from workspace_sync.scanning.hashing import ANCHOR, CHUNK, Cuts, again, even
 
 Cut = Callable[[memoryview], list[int]]
 

@@ -30,7 +30,7 @@ from monarch_kernel.actor import Actor, ProcMesh, endpoint, this_host
 from monarch_kernel.debug import diff, get_debugger, stacks
 from monarch_kernel.debugger.model.stops import Bound, Breakpoint, Stop, StopFrame
 from monarch_kernel.debugger.rank import common_point
-from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
+from monarch_kernel.debugger.rank.stacks import snapshot
 from monarch_kernel.protocol.messages import OK, Call, Create, Introduce, Reply, ReportProcs, Routed, encode
 from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor.process import get_system

@@ -42,7 +42,7 @@ from monarch_kernel.runtime.mesh.shape import Extent, Region
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.node.poller import Poller
 from monarch_kernel.watch import Board, Delta, RankState, Snapshot, watch
-from monarch_kernel.watch.facts import ActorsFact, Condition, MeshFact
+from monarch_kernel.watch.board import ActorsFact, Condition, MeshFact
 from monarch_kernel.watch.model import ActorView, plain
 
 SIZES = [8, 1000, 4096]

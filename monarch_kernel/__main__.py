@@ -124,7 +124,7 @@ def _run_kernel(argv: Sequence[str]) -> int:
     if sys.path and sys.path[0] in ("", os.getcwd()):
         del sys.path[0]
     gc.disable()  # until all is loaded: nothing of that is garbage
-    from monarch_kernel.kernel.app import launch
+    from monarch_kernel.kernel.kernel import launch
 
     launch(argv)
     return 0
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         if (status := run_plain(argv[1:])) is not None:
             return status
-    from monarch_kernel.display.controls import only_colours_printed
+    from monarch_kernel.display.tables import only_colours_printed
 
     options = _parser(first).parse_args(argv)
     # The ranks of a worker are forked from it, and their output must not be filtered.

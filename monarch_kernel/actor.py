@@ -31,10 +31,10 @@ with NoCollection():
     )
     from monarch_kernel.runtime.actor.ids import ProcId, Uid
     from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
-    from monarch_kernel.runtime.actor.meshes.debugger_methods import debug_controller
     from monarch_kernel.runtime.actor.meshes.mesh_registry import shutdown_context
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
     from monarch_kernel.runtime.actor.meshes.singletons import get_or_spawn_controller
+    from monarch_kernel.runtime.actor.meshes.tool_methods import debug_controller
     from monarch_kernel.runtime.actor.ports.port import Port
     from monarch_kernel.runtime.actor.ports.receiver import Channel, PortReceiver
     from monarch_kernel.runtime.actor.telemetry import get_meter, span, traced
@@ -43,7 +43,7 @@ with NoCollection():
     from monarch_kernel.runtime.mesh.shape import Extent, Point
     from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
     from monarch_kernel.runtime.node.future import Future
-    from monarch_kernel.runtime.supervision.restarts import RestartPolicy
+    from monarch_kernel.runtime.supervision import RestartPolicy
 
 #: Makes ``import monarch.actor.concurrent`` consult the table in ``aliases``.
 __path__: list[str] = []

@@ -29,8 +29,7 @@ from monarch_kernel.debugger.events import (
     RankStop,
     RankStopped,
 )
-from monarch_kernel.debugger.reports.files import ReportError, load
-from monarch_kernel.debugger.reports.job_report import JobReport
+from monarch_kernel.debugger.reports.job_report import JobReport, ReportError, load
 
 #: Former name of `StopGroup`.
 Group = StopGroup

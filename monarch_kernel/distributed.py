@@ -6,13 +6,24 @@ This module only exports names; ``monarch_kernel.runtime.tensor.sharded`` has th
 # Registers the actor system, so that a process without one can create it.
 import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel.runtime.tensor.rank.offers import offer
-from monarch_kernel.runtime.tensor.sharded.controller.adoption import adopt
-from monarch_kernel.runtime.tensor.sharded.controller.factories import arange, empty, full, ones, rand, randn, zeros
+from monarch_kernel.runtime.tensor.sharded.controller.adoption import (
+    adopt,
+    arange,
+    empty,
+    full,
+    ones,
+    rand,
+    randn,
+    zeros,
+)
 from monarch_kernel.runtime.tensor.sharded.controller.mesh import Mesh, distribute
 from monarch_kernel.runtime.tensor.sharded.controller.sharded_world import FallbackWarning
-from monarch_kernel.runtime.tensor.training.controller.checkpoints import load_checkpoint, save_checkpoint
-from monarch_kernel.runtime.tensor.training.controller.module_to_mesh import module_to_mesh
-from monarch_kernel.runtime.tensor.training.controller.remote_module import RemoteModule
+from monarch_kernel.runtime.tensor.training.controller.module_to_mesh import (
+    RemoteModule,
+    load_checkpoint,
+    module_to_mesh,
+    save_checkpoint,
+)
 
 __all__ = [
     "FallbackWarning",

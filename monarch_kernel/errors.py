@@ -24,7 +24,7 @@ from monarch_kernel.runtime.mesh.shape import UnknownDimensionError
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.viewers import DriverError
     from monarch_kernel.debugger.model.stops import NotSteppable
-    from monarch_kernel.debugger.reports.files import ReportError
+    from monarch_kernel.debugger.reports.job_report import ReportError
     from monarch_kernel.engines.interface import InterruptedEndpoint, NotOffered
     from monarch_kernel.engines.join.announcements import JoinError
     from monarch_kernel.kernel.install import InstallError
@@ -166,7 +166,7 @@ _LOADED_AT_FIRST_USE = {
     "RDMATimeoutError": "monarch_kernel.runtime.transfer.errors",
     "RanksDifferWarning": "monarch_kernel.runtime.tensor.controller.errors",
     "RemoteException": "monarch_kernel.runtime.tensor.controller.errors",
-    "ReportError": "monarch_kernel.debugger.reports.files",
+    "ReportError": "monarch_kernel.debugger.reports.job_report",
     "ScanError": "workspace_sync.model.errors",
     "StartFailedError": "monarch_kernel.launchers.base",
     "StartTimeoutError": "monarch_kernel.launchers.base",

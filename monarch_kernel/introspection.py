@@ -51,9 +51,11 @@ from monarch_kernel.runtime.actor.import_hooks import after_import
 from monarch_kernel.runtime.actor.inspection.activity import (
     Awaited,
     Running,
+    actor_class_changed,
     actors_here,
     awaited_by,
     awaited_here,
+    between_messages,
     call_in_wait,
     endpoints_here,
     failures,
@@ -61,14 +63,10 @@ from monarch_kernel.runtime.actor.inspection.activity import (
     keep_failure,
     latest_failure,
     on_failure,
+    on_sources_changed,
     proc_here,
     repeats_here,
     running_here,
-)
-from monarch_kernel.runtime.actor.inspection.code_change import (
-    actor_class_changed,
-    between_messages,
-    on_sources_changed,
     sources_changed,
 )
 from monarch_kernel.runtime.actor.inspection.console_endpoint import Controller, ask_console, controllers
@@ -97,9 +95,14 @@ from monarch_kernel.runtime.actor.tracing.recording import (
     trace_clock,
 )
 from monarch_kernel.runtime.host import py_spy
-from monarch_kernel.runtime.host.gpus import read_gpus_once
-from monarch_kernel.runtime.tensor.inspection.engines import finish_operations, issued_at
-from monarch_kernel.runtime.tensor.inspection.running import RunningOperation, operation_on, tensor_value
+from monarch_kernel.runtime.host.host_observer import read_gpus_once
+from monarch_kernel.runtime.tensor.inspection.running import (
+    RunningOperation,
+    finish_operations,
+    issued_at,
+    operation_on,
+    tensor_value,
+)
 
 __all__ = [
     "WAITING",

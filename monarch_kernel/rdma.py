@@ -5,7 +5,6 @@ This module only exports names; ``monarch_kernel.runtime.transfer`` has the code
 
 # Registers the actor system, which provides this process's node to transfers.
 import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from monarch_kernel.runtime.transfer.action import RDMAAction
 from monarch_kernel.runtime.transfer.backend_settings import (
     RDMAReadTransferWarning,
     RDMATcpFallbackWarning,
@@ -13,6 +12,7 @@ from monarch_kernel.runtime.transfer.backend_settings import (
     configure,
 )
 from monarch_kernel.runtime.transfer.buffer import (
+    RDMAAction,
     RDMABuffer,
     get_rdma_backend,
     is_ibverbs_available,

@@ -95,7 +95,7 @@ ALLOWED: dict[str, set[str]] = {
     LAUNCH: {
         PROTOCOL,
         f"{RUNTIME}.node",
-        *(f"{RUNTIME}.host.{m}" for m in ("agent_config", "cleanup", "exits", "start_command")),
+        *(f"{RUNTIME}.host.{m}" for m in ("cleanup", "start_command")),
     },
     **{leaf: set() for leaf in COMMON},
     **{facade: {PROTOCOL, RUNTIME, *FACADES} for facade in FACADES},
@@ -175,7 +175,7 @@ ALLOWED: dict[str, set[str]] = {
         f"{ENGINES}.join",
         f"{WATCH}.profiler",
     },
-    "monarch_kernel.__main__": {"monarch_kernel.cli", f"{KERNEL}.app"},
+    "monarch_kernel.__main__": {"monarch_kernel.cli", f"{KERNEL}.kernel"},
     # The package itself: what `import monarch_kernel` names, each loaded at first use.
     # Its functions are thin: joined jobs are meshes by name, too, and the magics are loaded by IPython.
     "monarch_kernel": {*FACADES, MESH, ENGINES, f"{KERNEL}.extension"},
@@ -200,7 +200,7 @@ EXCEPTIONS = {
     LAUNCH: {f"{RUNTIME}.host.__main__"},
     f"{RUNTIME}.actor.errors": {"monarch_kernel.errors"},
     f"{RUNTIME}.actor.unhandled_fault": {"monarch_kernel.actor"},
-    f"{DEBUGGER}.rank.stacks.tasks": {f"{RUNTIME}.actor.execution.interruptible"},
+    f"{DEBUGGER}.rank.stacks": {f"{RUNTIME}.actor.execution.async_instance"},
     # The telemetry of a job and its servers: what the watch sees; its mounts, by the names that users have for them.
     f"{LAUNCHERS}.services": {WATCH},
     f"{LAUNCHERS}.job": {WATCH, "monarch_kernel.remotemount", "monarch_kernel.gather_mount"},
@@ -276,7 +276,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from monarch_kernel.debugger import sets
 def later():
-    import monarch_kernel.pool.data as data
+    import monarch_kernel.pool.pool as data
     import_module("monarch_kernel.debug")
     entry = "monarch_kernel.runtime.rank.main:main"
     said = "see monarch_kernel.errors"
@@ -285,7 +285,7 @@ def later():
     assert found == {
         "typing",
         "monarch_kernel.debugger",
-        "monarch_kernel.pool.data",
+        "monarch_kernel.pool.pool",
         "monarch_kernel.debug",
         "monarch_kernel.runtime.rank.main",
     }
@@ -342,7 +342,7 @@ CIRCLES: dict[str, set[str]] = {
     },
     "the debugger's agents and its hub call each other, and its package gives the hub": {
         DEBUGGER,
-        *(f"{DEBUGGER}.rank.{module}" for module in ("agent", "rank_debugger")),
+        f"{DEBUGGER}.rank.rank_debugger",
         *(
             f"{DEBUGGER}.controller.{module}"
             for module in ("breakpoints", "collective_timeouts", "hub", "hub_actor", "query", "registry")

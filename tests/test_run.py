@@ -17,7 +17,7 @@ from tests.run import LIMIT, ROOT, TESTS, Record, Took, divide, files_of, is_eng
 from tests.waiting import patience
 from tests.warm import Ended
 
-PRODUCT = ["monarch_kernel/kernel/app.py", "workspace_sync/__init__.py"]
+PRODUCT = ["monarch_kernel/kernel/kernel.py", "workspace_sync/__init__.py"]
 
 
 def names(paths: list[Path]) -> set[str]:

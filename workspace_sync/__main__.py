@@ -15,9 +15,8 @@ from typing import Any
 import msgspec
 
 from monarch_kernel.actor import attach_to_workers, shutdown_context, this_host
-from monarch_kernel.display.controls import only_colours_printed, without_controls
 from monarch_kernel.display.quantities import duration, text_size
-from monarch_kernel.display.tables import TableView, table_text
+from monarch_kernel.display.tables import TableView, only_colours_printed, table_text, without_controls
 from workspace_sync import session
 from workspace_sync.model.errors import ScanError, SyncError
 from workspace_sync.model.sync_report import SyncProgress, SyncReport

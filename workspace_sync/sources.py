@@ -23,7 +23,7 @@ from workspace_sync.environment import (
 from workspace_sync.model.manifest import Manifest, entry_path, printable
 from workspace_sync.model.workspace import Workspace
 from workspace_sync.scanning import ContentTaker, Index, Scan, read_first, scan
-from workspace_sync.transfer.parts import Part
+from workspace_sync.transfer.blocks import Part
 
 #: The parts of a workspace, as named on hosts.
 TREE, ENVIRONMENT = "tree", "env"

@@ -23,7 +23,7 @@ from bench.measure import PEER, QUICK, bandwidth, emit, percentile, run, sample,
 from monarch_kernel._version import __version__
 from monarch_kernel.actor import Actor, endpoint, shutdown_context
 from monarch_kernel.job import SSHJob
-from monarch_kernel.launchers.ssh.launcher import PARALLEL
+from monarch_kernel.launchers.ssh import PARALLEL
 from tests.launchers.sshd import Sshd, running
 
 REPEATS = 1 if QUICK else 3

@@ -22,7 +22,7 @@ from bench.sync.peers import HOSTS_ALLOW, Ours, SyncPeer, monarch_peer, needs_na
 from bench.sync.rows import MONARCH, OURS
 from bench.sync.service import PeerFailedError
 from bench.sync.trees import BenchTree, TreeSpec
-from workspace_sync.scanning.chunking import CHUNK
+from workspace_sync.scanning.hashing import CHUNK
 
 #: A file system may search long before it reuses the inodes of files removed in the last minute (ext4 does). Copies
 #: are therefore removed only when space is needed, and nothing is measured for this long afterwards (seconds).

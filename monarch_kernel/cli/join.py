@@ -65,8 +65,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from monarch_kernel.engines.join.jobs import jobs_of
-    from monarch_kernel.engines.join.listing import JoinableList
+    from monarch_kernel.engines.join.jobs import JoinableList, jobs_of
     from monarch_kernel.engines.join.rank_machines import refreshed
 
     found = JoinableList(jobs_of(refreshed()))
@@ -101,7 +100,7 @@ def _meet(options: argparse.Namespace) -> int:
 
 def _prepare(options: argparse.Namespace) -> int:
     from monarch_kernel.debugger.outside import slurm
-    from monarch_kernel.debugger.outside.look import chosen_here
+    from monarch_kernel.debugger.outside.outside_report import chosen_here
     from monarch_kernel.debugger.outside.remote_exec import prepare_running
 
     name, job = options.what or "", options.slurm

@@ -36,7 +36,7 @@ def add_look_command(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from monarch_kernel.debugger.outside import slurm
-    from monarch_kernel.debugger.outside.look import LookRequest, look
+    from monarch_kernel.debugger.outside.outside_report import LookRequest, look
     from monarch_kernel.debugger.outside.processes import OutsideError
 
     try:

@@ -128,7 +128,7 @@ def _seconds(text: str) -> float:
 
 
 def _listed(options: argparse.Namespace) -> int:
-    from monarch_kernel.launchers import contexts
+    from monarch_kernel.launchers import current_job as contexts
 
     if options.change == "ls":
         for name in contexts.names():
@@ -186,7 +186,7 @@ def _shell(options: argparse.Namespace) -> int:
 
 
 def _kill(options: argparse.Namespace) -> int:
-    from monarch_kernel.launchers.contexts import end
+    from monarch_kernel.launchers.current_job import end
 
     end(options.name)
     return 0

@@ -53,8 +53,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.lock >= 0:
         signal.alarm(LIMIT)
     from monarch_kernel.debugger.reports.collect import REQUESTED, collect, collect_hang, hang_reason
-    from monarch_kernel.debugger.reports.files import ReportError, default_folder, save, write
-    from monarch_kernel.debugger.reports.webhook import posted
+    from monarch_kernel.debugger.reports.job_report import ReportError, default_folder, posted, save, write
     from monarch_kernel.engines.join.announcements import JoinError
     from monarch_kernel.launchers.base import LaunchError
 

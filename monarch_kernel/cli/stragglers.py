@@ -28,7 +28,7 @@ def add_stragglers_command(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from monarch_kernel.debugger.controller.stragglers.records import RecordsError, report_of
+    from monarch_kernel.debugger.controller.stragglers import RecordsError, report_of
 
     if options.last < 1:
         print(f"monarch-kernel stragglers: --last must be at least 1, not {options.last}", file=sys.stderr)

@@ -28,7 +28,6 @@ PACKAGES = ("monarch_kernel", "workspace_sync")
 ENDPOINT_RUNNERS = (
     "monarch_kernel/runtime/actor/execution/instance.py",
     "monarch_kernel/runtime/actor/execution/async_instance.py",
-    "monarch_kernel/runtime/actor/execution/interruptible.py",
 )
 CELL_RUNNER = "monarch_kernel/kernel/rank/cell_runner.py"
 _DEBUGGER = "monarch_kernel/debugger/"

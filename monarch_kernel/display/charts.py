@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 from itertools import groupby
 
-from monarch_kernel.display import styles
+from monarch_kernel.display import tables
 
 #: The size of a chart, in pixels.
 WIDTH, HEIGHT = 420, 96
@@ -22,7 +22,7 @@ _MOST_MARKS = 210
 _MOST_LINES = 8
 #: The maximum number of outliers whose numbers are shown beside their marks.
 _MOST_NAMED = 3
-_LINE, _STANDS_OUT = styles.CHART_LINE, styles.CHART_OUTLIER
+_LINE, _STANDS_OUT = tables.CHART_LINE, tables.CHART_OUTLIER
 _TOP, _BOTTOM, _LEFT, _RIGHT = 8, 14, 58, 8
 
 
@@ -237,6 +237,6 @@ def _text() -> str:
 def _svg(parts: Sequence[str], label: str, height: int = HEIGHT) -> str:
     return (
         f'<svg width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-label="{escape(label, quote=True)}" style="max-width:100%;display:block;{styles.FONT}">'
+        f'aria-label="{escape(label, quote=True)}" style="max-width:100%;display:block;{tables.FONT}">'
         f"{''.join(parts)}</svg>"
     )

@@ -15,27 +15,29 @@ from monarch_kernel.launchers.current_job import (
 )
 from monarch_kernel.launchers.engine_job import EngineJob
 from monarch_kernel.launchers.job import CACHED_PATH as DEFAULT_JOB_PATH
-from monarch_kernel.launchers.job import JobState, job_load, job_loads
-from monarch_kernel.launchers.job_trait import JobTrait
-from monarch_kernel.launchers.kubernetes.job import KubernetesJob
-from monarch_kernel.launchers.lightning.launcher import LightningJob
-from monarch_kernel.launchers.local import LocalJob
-from monarch_kernel.launchers.process import ProcessJob
-from monarch_kernel.launchers.ray.launcher import RayJob
-from monarch_kernel.launchers.service_ids import (
+from monarch_kernel.launchers.job import (
     SERVICE_PROC_IDS_ENV,
     SERVICE_PROC_RANK_ENV,
+    JobState,
+    JobTrait,
+    LocalJob,
     deserialize_service_proc_ids,
+    job_load,
+    job_loads,
     new_service_proc_id,
     ranked_service_proc_id_from_env,
     serialize_service_proc_ids,
     service_proc_addr,
     service_proc_addrs,
 )
+from monarch_kernel.launchers.kubernetes.job import KubernetesJob
+from monarch_kernel.launchers.lightning import LightningJob
+from monarch_kernel.launchers.process import ProcessJob
+from monarch_kernel.launchers.ray.launcher import RayJob
 from monarch_kernel.launchers.services import MeshAdminConfig, TelemetryConfig
 from monarch_kernel.launchers.sky.launcher import SkyPilotJob
 from monarch_kernel.launchers.slurm.job import SlurmJob
-from monarch_kernel.launchers.ssh.launcher import SSHJob
+from monarch_kernel.launchers.ssh import SSHJob
 
 if TYPE_CHECKING:
     from monarch_kernel.launchers.port_forward import PortForwarder

@@ -1,7 +1,6 @@
 """Export jobs on Kubernetes with the names of ``monarch.job.kubernetes``; the code is in ``launchers.kubernetes``."""
 
-from monarch_kernel.launchers.kubernetes.config import KubeConfig
-from monarch_kernel.launchers.kubernetes.job import KubernetesJob
-from monarch_kernel.launchers.kubernetes.specs import ImageSpec
+from monarch_kernel.launchers.kubernetes.api import KubeConfig
+from monarch_kernel.launchers.kubernetes.job import ImageSpec, KubernetesJob
 
 __all__ = ["ImageSpec", "KubeConfig", "KubernetesJob"]

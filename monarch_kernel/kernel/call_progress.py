@@ -19,9 +19,8 @@ from monarch_kernel.display.quantities import duration
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import Awaited
 from monarch_kernel.kernel.debug.hang_monitor import HangMonitor, is_worth_telling
-from monarch_kernel.kernel.output.cell_output import CellOutput
-from monarch_kernel.kernel.output.fault_text import FileLabel
-from monarch_kernel.kernel.output.router import OutputRouter
+from monarch_kernel.kernel.output.cell_errors import FileLabel
+from monarch_kernel.kernel.output.cell_output import CellOutput, OutputRouter
 from monarch_kernel.kernel.progress import PERIOD, QUIET, CodeLocation, Progress
 from monarch_kernel.kernel.rank.monitor import Whereabouts
 from monarch_kernel.kernel.session import MeshSession

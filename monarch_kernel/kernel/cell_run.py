@@ -19,14 +19,11 @@ from monarch_kernel.introspection import begin_record, finish_operations, trace_
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.cell_values import RankValues, cell_values
 from monarch_kernel.kernel.debug.hang_monitor import HangMonitor
-from monarch_kernel.kernel.interrupts.press_logic import ESCALATION_WINDOW
-from monarch_kernel.kernel.managed_mesh import ManagedMesh
-from monarch_kernel.kernel.mesh_parts import MeshPart
-from monarch_kernel.kernel.output.cell_errors import CellFailure, MeshCellError, cell_error
-from monarch_kernel.kernel.output.cell_output import CellOutput
-from monarch_kernel.kernel.output.fault_text import FileLabel
-from monarch_kernel.kernel.output.router import OutputRouter
-from monarch_kernel.kernel.output.transcript import Source
+from monarch_kernel.kernel.interrupts.interrupt_relay import ESCALATION_WINDOW
+from monarch_kernel.kernel.managed_mesh import ManagedMesh, MeshPart
+from monarch_kernel.kernel.output.cell_errors import CellFailure, FileLabel, MeshCellError, cell_error
+from monarch_kernel.kernel.output.cell_output import CellOutput, OutputRouter
+from monarch_kernel.kernel.output.publisher import Source
 from monarch_kernel.kernel.progress import CodeLocation, Progress
 from monarch_kernel.kernel.rank.cell_locations import BEGIN, waits
 from monarch_kernel.kernel.rank.executor import CellExecutor, CellReply

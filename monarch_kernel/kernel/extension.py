@@ -8,17 +8,17 @@ from typing import Any
 
 from monarch_kernel import aliases, environment
 from monarch_kernel.debugger.frontend import use_frontend
-from monarch_kernel.display.locations import use_label
+from monarch_kernel.display.quantities import use_label
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import use_display
 from monarch_kernel.kernel.call_progress import MapProgress
-from monarch_kernel.kernel.cell_text import is_mesh_cell
+from monarch_kernel.kernel.cell import is_mesh_cell
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.magics.ipython_hooks import debugging, inspecting, matcher
 from monarch_kernel.kernel.magics.mesh_magics import MeshMagics
 from monarch_kernel.kernel.magics.rank_introspection import Introspection
 from monarch_kernel.kernel.notebook import Notebook
-from monarch_kernel.kernel.output import call_errors, formatters
+from monarch_kernel.kernel.output import cell_errors, formatters
 from monarch_kernel.kernel.output.rank_comms import RankComms
 from monarch_kernel.kernel.rank import lazy_shell
 from monarch_kernel.kernel.session import session
@@ -61,8 +61,8 @@ class _Extension:
         undo.callback(tool_runtime().subscribe(notebook.router.on_event))
         undo.callback(on_progress(MapProgress(notebook)))
         undo.callback(provide(notebook.watched.source))
-        call_errors.install(ip)
-        undo.callback(call_errors.remove)
+        cell_errors.install(ip)
+        undo.callback(cell_errors.remove)
         formatters.install(ip, notebook.file_label)
         undo.callback(formatters.remove, ip)
 

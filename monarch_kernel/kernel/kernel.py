@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from traceback import walk_tb
 from types import TracebackType
@@ -14,20 +16,20 @@ from typing import Any
 
 import zmq
 from ipykernel.ipkernel import IPythonKernel
+from ipykernel.kernelapp import IPKernelApp
 from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult
-from traitlets import Type
+from traitlets import Bool, Type
 
+from monarch_kernel import environment
 from monarch_kernel._version import __version__
+from monarch_kernel.aliases import enable_monarch_imports
 from monarch_kernel.introspection import child_processes
-from monarch_kernel.kernel.debug.focus_request import answer_beside
-from monarch_kernel.kernel.debug.mux import DEADLINE, SETTINGS, MonarchDebugger
+from monarch_kernel.kernel.debug.mux import DEADLINE, SETTINGS, MonarchDebugger, answer_beside
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
-from monarch_kernel.kernel.interrupts.mesh_target import running_meshes
-from monarch_kernel.kernel.interrupts.sigint_handler import SigintHandler
-from monarch_kernel.kernel.interrupts.sigint_monitor import SigintMonitor
+from monarch_kernel.kernel.interrupts.sigint_handler import SigintHandler, SigintMonitor, running_meshes
 from monarch_kernel.kernel.output.fault_notices import FaultNotices
-from monarch_kernel.kernel.traceback_frames import cut
+from monarch_kernel.kernel.rank.user_code import cut
 
 #: The time limit for meshes to stop at shutdown (seconds). jupyter_client kills the kernel after five seconds; the host
 #: agent then notices that its controller is gone, and ends the remaining processes.
@@ -308,3 +310,47 @@ async def stop_runtime(log: logging.Logger, deadline: float = SHUTDOWN_DEADLINE)
         await asyncio.wait_for(done.wait(), deadline)
     except TimeoutError:
         log.warning("The meshes of this kernel did not stop within %.0f s; they end with its process", deadline)
+
+
+# The application class of the kernel, started by ``python -m monarch_kernel -f FILE``.
+
+
+class MonarchKernelApp(IPKernelApp):
+    """``IPKernelApp`` for ``MonarchKernel``. It keeps the name, so that users' IPython configuration applies."""
+
+    kernel_class = Type(
+        MonarchKernel,
+        klass="ipykernel.kernelbase.Kernel",
+        help="The kernel class to run.",
+    ).tag(config=True)
+
+    classes = [*IPKernelApp.classes, MonarchKernel]  # noqa: RUF012 - traitlets reads it from the class
+
+    prefer_installed_monarch = Bool(
+        False, help="Let `import monarch` find an installed torchmonarch, if there is one."
+    ).tag(config=True)
+
+    def init_kernel(self) -> None:
+        """Create the kernel object and alias ``monarch`` to this package."""
+        if environment.ENGINE.get() != "torchmonarch":  # with torchmonarch, user code must import the real Monarch
+            enable_monarch_imports(prefer_installed=self.prefer_installed_monarch)
+        super().init_kernel()
+
+    def init_extensions(self) -> None:
+        """Load the magics as an IPython extension, so that ``%load_ext`` and ``%reload_ext`` recognise them."""
+        # IPython would continue after an extension fails to load, but a kernel without its magics must not start.
+        assert self.shell is not None
+        self.shell.extension_manager.load_extension("monarch_kernel")
+        gc.freeze()  # what was loaded stays until the end: no collection looks at it again
+        gc.enable()
+        super().init_extensions()
+
+
+def launch(argv: Sequence[str] | None = None) -> None:
+    """Run the kernel until it receives a shutdown request.
+
+    Args:
+        argv: ipykernel's arguments, such as ``-f CONNECTION_FILE``; defaults to those of the process.
+    """
+    options: dict[str, Any] = {} if argv is None else {"argv": list(argv)}
+    MonarchKernelApp.launch_instance(**options)

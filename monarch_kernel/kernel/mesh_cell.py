@@ -12,7 +12,7 @@ from monarch_kernel.kernel.cell_run import CellRun
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.managed_mesh import ManagedMesh
 from monarch_kernel.kernel.notebook import Notebook
-from monarch_kernel.kernel.output.transcript import Source
+from monarch_kernel.kernel.output.publisher import Source
 
 
 class MeshCell:

@@ -5,25 +5,223 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
 from monarch_kernel.actor import Healed, HealError, HostMesh, MeshFailure, ProcMesh, SupervisionError
+from monarch_kernel.debugger import get_debugger
 from monarch_kernel.display.quantities import duration
 from monarch_kernel.engines import tool_runtime
-from monarch_kernel.kernel.interrupts.press_logic import ANSWER_GRACE, SILENT, Interruption
-from monarch_kernel.kernel.joined_meshes import leave
-from monarch_kernel.kernel.kept_meshes import attach, end_elsewhere, is_kept, kept_by_others
-from monarch_kernel.kernel.managed_mesh import UP_TIMEOUT, ManagedMesh, UpOptions, remember
-from monarch_kernel.kernel.mesh_parts import parts
+from monarch_kernel.engines.join.announcements import JoinError
+from monarch_kernel.kernel.interrupts.interrupt_relay import ANSWER_GRACE, SILENT, Interruption
+from monarch_kernel.kernel.managed_mesh import UP_TIMEOUT, ManagedMesh, UpOptions, parts, recall, remember
 from monarch_kernel.kernel.provider_hosts import ProviderHosts
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.usage_errors import replacing
 from monarch_kernel.launchers.base import LaunchError
-from monarch_kernel.meshes import KeptError, format_ranks, name_ranks
+from monarch_kernel.meshes import KeptError, KeptHost, KeptInfo, format_ranks, name_ranks
 from monarch_kernel.protocol.refs import DeathKind
+from monarch_kernel.subscriptions import Subscription
+
+if TYPE_CHECKING:
+    from monarch_kernel.engines.join.controller import JoinController
+
+
+# List kept meshes, which outlive kernels; attach to one, and detach from it.
+
+
+def kept_by_others() -> list[KeptInfo]:
+    """Return the kept meshes of this user that are not attached to this notebook.
+
+    Raises:
+        KeptError: their folder belongs to another user.
+    """
+    here = {host.name for host in tool_runtime().held()}
+    return [info for info in tool_runtime().kept() if info.name not in here]
+
+
+def is_kept(name: str, command: str) -> bool:
+    """Return whether this is a kept mesh of this user."""
+    try:
+        return any(info.name == name for info in tool_runtime().kept())
+    except KeptError as error:
+        raise UsageError(f"{command}: there is no mesh {name!r} here, and {error}") from None
+
+
+def attach(session: MeshSession, name: str, force: bool = False) -> KeptHost:
+    """Attach to a kept mesh, and make it the mesh in use."""
+    label = os.path.basename(os.path.abspath(name)) if os.sep in name else name
+    if label in session.proc_meshes():
+        raise UsageError(f"%mesh attach: there is a mesh {label!r} here already; stop or detach it first")
+    try:
+        host = tool_runtime().attach(name, force)
+    except (KeptError, ValueError) as error:
+        raise UsageError(f"%mesh attach: {error}{_force_hint(error, force)}") from None
+    for procs in host.proc_meshes:
+        managed = recall(procs)
+        if managed is not None:
+            session.adopt(managed)
+        session.choose(procs.name)
+    return host
+
+
+def detach(session: MeshSession, name: str | None) -> str:
+    """Detach from a kept mesh, which keeps running.
+
+    Returns:
+        One line for the user.
+    """
+    procs = session.find(name, "%mesh detach")
+    host = tool_runtime().kept_host_of(procs)
+    if host is None:
+        raise UsageError(
+            f"%mesh detach: mesh {procs.name} ends with this kernel; only a mesh that was started with "
+            "%mesh up --keep can be detached"
+        )
+    names = [mesh.name for mesh in host.proc_meshes]
+    host.detach()
+    for each in names:
+        session.let_go(each)
+    limit = f" within {_hours(host.idle)}" if host.idle else ""
+    return f"mesh {host.name}: detached; %mesh attach {host.name} takes it back{limit}"
+
+
+def end_elsewhere(name: str, force: bool) -> str:
+    """Stop a kept mesh that is not attached to this notebook.
+
+    Returns:
+        One line for the user.
+    """
+    try:
+        info = tool_runtime().end_kept(name, force)
+    except KeptError as error:
+        raise UsageError(f"%mesh down: {error}; --force stops it anyway") from None
+    count = sum(mesh.alive for mesh in info.meshes)
+    return f"mesh {name}: {count} rank{'s' * (count != 1)} stopped; it was not attached to this notebook"
+
+
+def _force_hint(error: Exception, forced: bool) -> str:
+    return " (--force)" if isinstance(error, KeptError) and error.held and not forced else ""
+
+
+def _hours(idle: float) -> str:
+    return f"{idle / 3600:g} h" if idle >= 3600 else duration(idle)
+
+
+# Join a job that another program started as a mesh of the notebook, and leave it.
+
+_told: Subscription | None = None
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Additional machines to search for joinable jobs; see ``JoinController.add_machines``."""
+
+    commands: Mapping[str, Sequence[str]]
+    meet: str
+
+
+def join(
+    session: MeshSession,
+    name: str,
+    machines: Machines,
+    *,
+    drive: bool = False,
+    hold: float = 0.0,
+) -> str:
+    """Join a job, and make it the mesh in use.
+
+    Args:
+        machines: additional machines to search for its ranks.
+        drive, hold: see ``JoinController.join``. With ``drive``, a job that is already joined is only taken over.
+
+    Returns:
+        One line for the user.
+    """
+    if name in session.proc_meshes() and not tool_runtime().is_joined(session.proc_meshes()[name]):
+        raise UsageError(f"%mesh join: there is a mesh {name!r} here already; stop it first (%mesh down {name})")
+    began = time.monotonic()
+    jobs = tool_runtime().joined_jobs()
+    if not jobs.notices:
+        jobs.notices.subscribe(_say)
+    _tell_of_reformed(session, jobs)
+    try:
+        if drive and name in session.proc_meshes():
+            procs = session.proc_meshes()[name]
+            jobs.drive(procs)
+            _take_stops(procs)
+            return f"job {name}: this notebook has control of it now"
+        jobs.add_machines(machines.commands, machines.meet)
+        procs = jobs.join(name, drive=drive, hold=hold)
+        other = jobs.driver_of(procs, ask=False)
+    except JoinError as error:
+        raise UsageError(f"%mesh join: {error}") from None
+    if drive:
+        _take_stops(procs)
+    session.choose(name)
+    held = jobs.held_ranks(procs)
+    missing = sorted(procs.dead())
+    absent = f"; not there: {format_ranks(missing, limit=6)}" if missing else ""
+    took = duration(time.monotonic() - began)
+    looks_on = f"; {other} has control, and this notebook looks on" if other else ""
+    faults = jobs.faults_of(procs)
+    count = sum(each for each, _ in faults.values())
+    faulty = f"; the tools there had {count} faults so far, such as {min(faults.items())[1][1]}" if count else ""
+    end = "%mesh leave lets go of it, and the job goes on"
+    lines = [f"job {name}: {shape(procs)}, joined in {took}{absent}{looks_on}{faulty}; {end}"]
+    for error in dict.fromkeys(held.values()):
+        ranks = format_ranks([rank for rank, said in held.items() if said == error], limit=6)
+        lines.append(f"  held after {error}: {ranks}; %mesh pm shows where, and they end with %mesh leave")
+    return "\n".join(lines)
+
+
+def _take_stops(procs: ProcMesh) -> None:
+    """Take over the stops of the previous viewer: ask the ranks to report them."""
+    get_debugger().watch(procs)
+
+
+def _say(job: str, text: str) -> None:
+    print(f"job {job}: {text}", file=sys.stderr)
+
+
+def _tell_of_reformed(session: MeshSession, jobs: JoinController) -> None:
+    """Report once that the mesh of a joined job was formed again, and use it if its predecessor was in use."""
+    global _told
+    if _told is not None:
+        return
+
+    def tell(name: str, text: str) -> None:
+        if session.chosen in (None, name):
+            session.choose(name)
+        print(text, file=sys.stderr, flush=True)
+
+    _told = jobs.on_reformed.subscribe(tell)
+
+
+def leave(session: MeshSession, name: str | None) -> str:
+    """Leave a joined job.
+
+    Returns:
+        One line for the user.
+    """
+    procs = session.find(name, "%mesh leave")
+    if not tool_runtime().is_joined(procs):
+        raise UsageError(f"%mesh leave: mesh {procs.name} is this kernel's own; %mesh down {procs.name} stops it")
+    tool_runtime().joined_jobs().leave(procs)
+    session.let_go(procs.name)
+    left = f"; {session.chosen} is in use now" if session.chosen else ""
+    return f"job {procs.name}: left, and it goes on{left}"
+
+
+def shape(procs: ProcMesh) -> str:
+    """Return the number of ranks and the dimensions as text."""
+    count = len(procs)
+    sizes = ", ".join(f"{label}={size}" for label, size in procs.extent.items())
+    return f"{count} rank{'s' * (count != 1)} ({sizes})"
+
 
 #: The time for ranks to report what an interrupt stopped (seconds).
 INTERRUPT_TIMEOUT = 2.0

@@ -2,41 +2,325 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import os
+import pwd
+import re
+import socket
+import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
+from IPython.display import display
 
+from monarch_kernel import environment
+from monarch_kernel.actor import ActorMesh
 from monarch_kernel.debugger.commands.grammar import CommandError
 from monarch_kernel.debugger.frontend import Frontend
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import begin_record, trace_records
-from monarch_kernel.kernel.audit_log import AuditLog, outcome_of
 from monarch_kernel.kernel.call_progress import CallProgress
-from monarch_kernel.kernel.cell import Cell, check_syntax, remember_source
-from monarch_kernel.kernel.cell_notices import CellPlans, EnvironmentChanges, StaleClasses
-from monarch_kernel.kernel.cell_text import blank_lines, ends_quietly, header_lines, is_mesh_cell
+from monarch_kernel.kernel.cell import (
+    Cell,
+    blank_lines,
+    check_syntax,
+    ends_quietly,
+    header_lines,
+    is_mesh_cell,
+    remember_source,
+)
 from monarch_kernel.kernel.debug.stop_prompt import StopPrompt
 from monarch_kernel.kernel.notebook_facts import NotebookFacts
 from monarch_kernel.kernel.output.cell_errors import CellSyntaxError
-from monarch_kernel.kernel.output.cell_output import CellOutput
-from monarch_kernel.kernel.output.own_output import OwnOutput
-from monarch_kernel.kernel.output.publisher import Publisher, publisher_for
-from monarch_kernel.kernel.output.router import OutputRouter
-from monarch_kernel.kernel.output.transcript import Source
-from monarch_kernel.kernel.output.walltime_notices import WalltimeNotices
+from monarch_kernel.kernel.output.cell_output import CellOutput, OutputRouter
+from monarch_kernel.kernel.output.fault_notices import WalltimeNotices
+from monarch_kernel.kernel.output.publisher import OwnOutput, Publisher, Source, publisher_for
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.sync_run import Workspaces
 from monarch_kernel.kernel.usage_errors import nearest
 from monarch_kernel.meshes import format_points
 from monarch_kernel.output import set_origin
+from monarch_kernel.private_files import AppendOnlyFile
+from monarch_kernel.workers import placement_of
+from workspace_sync.receipt import names
+
+if TYPE_CHECKING:
+    from workspace_sync.environment.kinds import Installed
+
+
+# Notices below an ordinary cell: packages that hosts lack, actors of a redefined class, and costs on meshes.
+
+# A line that may change an environment: `%pip install x`, `!uv pip install x`, `%conda update x`, `!python -m pip ...`.
+_INSTALLS = re.compile(
+    r"^\s*[%!]{1,2}.*\b(?:pip|uv|conda|mamba|micromamba|pixi)3?\b.*\b"
+    r"(?:install|uninstall|remove|update|upgrade|add|sync|create)\b",
+    re.MULTILINE,
+)
+
+
+class EnvironmentChanges:
+    """Offers a sync below a cell that has installed packages, because hosts do not receive them automatically.
+
+    Args:
+        session: the notebook's meshes.
+    """
+
+    def __init__(self, session: MeshSession) -> None:
+        self._session = session
+        self._before: dict[str, Installed] | None = None
+
+    def before(self, cell: str) -> None:
+        """Record the installed packages before a cell whose text may change them."""
+        self._before = _installed() if _INSTALLS.search(cell) and self._concerned() else None
+
+    def notice(self) -> str:
+        """Return the line to print below the cell; empty if nothing has changed, or no host has a synced tree."""
+        before, self._before = self._before, None
+        if before is None:
+            return ""
+        from workspace_sync.environment import changed_distributions
+
+        after, meshes = _installed(), self._concerned()
+        if after is None or not meshes:
+            return ""
+        found = changed_distributions(before, after)
+        new = [f"{name} {version}" for name, version in found.added.items()]
+        new += [f"{name} {now}" for name, (_, now) in found.changed.items()]
+        parts = [f"installed {names(new)}"] if new else []
+        parts += [f"removed {names(list(found.removed))}"] if found.removed else []
+        if not parts:
+            return ""
+        return f"{'; '.join(parts)}: %mesh sync --env brings this to the hosts of {names(meshes)}"
+
+    def _concerned(self) -> list[str]:
+        """Return the meshes with hosts that have a synced tree."""
+        if "sync" not in tool_runtime().OFFERS:
+            return []
+        return [name for name, mesh in self._session.proc_meshes().items() if any(placement_of(mesh))]
+
+
+def _installed() -> dict[str, Installed] | None:
+    """Return the packages installed in the environment of this kernel; None if it has no environment."""
+    from workspace_sync.environment import distributions, environment
+    from workspace_sync.model.errors import ScanError
+    from workspace_sync.model.workspace import CondaEnvironment
+
+    try:
+        return distributions(environment(CondaEnvironment()))
+    except (ValueError, ScanError):
+        return None
+
+
+class StaleClasses:
+    """Warns once about each actor named in a cell whose class was redefined: the actor keeps the old definition.
+
+    Args:
+        names: the variables of the notebook.
+    """
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self._names = names
+        self._told: set[tuple[str, int]] = set()
+
+    def notices(self, cell: str) -> list[str]:
+        """Return the warnings to print below a cell with this text."""
+        said: list[str] = []
+        for name in dict.fromkeys(re.findall(r"[A-Za-z_]\w*", cell)):
+            mesh = self._names.get(name)
+            if not isinstance(mesh, ActorMesh):
+                continue
+            old = mesh._cls_or_pickle
+            new = self._names.get(old.__qualname__) if isinstance(old, type) else None
+            if not isinstance(old, type) or not isinstance(new, type) or not _differ(old, new):
+                continue
+            if (mesh._actor, id(new)) not in self._told:
+                self._told.add((mesh._actor, id(new)))
+                said.append(
+                    f"{name}: these actors run the class {old.__qualname__} as it was when they were spawned; spawn "
+                    "them again to use the new definition."
+                )
+        return said
+
+
+def _differ(old: type, new: type) -> bool:
+    """Return whether the code of two classes differs. Rerunning an unchanged cell makes no difference."""
+    return old is not new and old.__module__ == new.__module__ == "__main__" and _code(old) != _code(new)
+
+
+def _code(cls: type) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, member in vars(cls).items():
+        function = getattr(member, "__wrapped__", None) or member
+        code = getattr(function, "__code__", None)
+        if code is not None:
+            found[name] = code
+        elif isinstance(member, int | float | str | bytes | tuple) and not name.startswith("__"):
+            found[name] = member
+    return found
+
+
+class CellPlans:
+    """Shows the cost of mesh operations below each cell while `%mesh plan on` is active.
+
+    Attributes:
+        is_on: whether it is active.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._plan: Any = None
+
+    def before_cell(self) -> None:
+        """Start recording a plan for the cell."""
+        self._plan = None
+        if self.is_on:
+            from monarch_kernel.tensor import Explanation
+
+            self._plan = Explanation().__enter__()
+
+    def after_cell(self) -> None:
+        """Show the plan of the cell that has ended."""
+        plan, self._plan = self._plan, None
+        if plan is not None and self.is_on:
+            plan.__exit__(None, None, None)
+            if plan.lines:
+                display(plan)
+
+
+# The audit log: JSON lines that record which code ran where and when. ``MONARCH_KERNEL_AUDIT_LOG`` enables it.
+#
+# Each action writes two lines with the same ``id``. The first is written before the action begins, so it exists even
+# if the action kills the kernel. The second has the outcome::
+#
+#     {"time": "2026-11-22T14:00:00.123Z", "id": "4f1c-7", "user": "alice", "host": "node1", "pid": 4711, "notebook":
+#      "train.ipynb", "did": "mesh cell", "sha256": "…", "lines": 12, "mesh": "m", "ranks": "0-7", "hosts": ["node1"]}
+#     {"time": "2026-11-22T14:00:09.456Z", "id": "4f1c-7", "outcome": "ok", "seconds": 9.333}
+#
+# The log is a record for this user, not a security boundary: code in the kernel can act without being logged.
+
+#: The maximum length of a logged text (characters).
+LONGEST = 65_536
+
+End = Callable[[str], None]
+
+
+class AuditLog:
+    """Writes the actions of a kernel to a file. It is thread-safe, and its methods never raise.
+
+    Args:
+        path: the file, created with mode 0600; empty: write nothing.
+        texts: whether to write the text of cells in addition to their digests.
+    """
+
+    def __init__(self, path: str, texts: bool) -> None:
+        self._path = os.path.abspath(os.path.expanduser(path)) if path else ""
+        self._texts = texts
+        self._file: AppendOnlyFile | None = None
+        self._lock = threading.Lock()
+        self._run = os.urandom(4).hex()
+        self._numbers = itertools.count(1)
+
+    @classmethod
+    def of_environment(cls) -> AuditLog:
+        """Return the log configured by environment variables."""
+        return cls(environment.AUDIT_LOG.get(), bool(environment.AUDIT_TEXT.get()))
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the log is enabled."""
+        return bool(self._path)
+
+    def begin(self, did: str, text: str = "", *, line: str = "", **where: Any) -> End:
+        """Write that an action begins.
+
+        Args:
+            did: the kind of action: "cell", "mesh cell", "command".
+            text: the code of a cell; its digest is written.
+            line: a command line, written verbatim.
+            where: mesh, ranks, hosts and similar fields; empty fields are omitted.
+
+        Returns:
+            A function that writes the outcome.
+        """
+        if not self._path:
+            return _nothing
+        number = f"{self._run}-{next(self._numbers)}"
+        entry: dict[str, Any] = {
+            "id": number,
+            "user": _user(),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "notebook": os.environ.get("JPY_SESSION_NAME", ""),
+            "did": did,
+            "line": line[:LONGEST],
+        }
+        if text:
+            entry["sha256"] = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+            entry["lines"] = text.count("\n") + 1
+            if self._texts:
+                entry["text"] = text[:LONGEST]
+                entry["cut"] = len(text) > LONGEST
+        self._write({name: value for name, value in {**entry, **where}.items() if value not in ("", (), None, False)})
+        began = time.monotonic()
+        return lambda outcome: self._write(
+            {"id": number, "outcome": outcome[:LONGEST], "seconds": round(time.monotonic() - began, 3)}
+        )
+
+    @contextmanager
+    def during(self, did: str, text: str = "", *, line: str = "", **where: Any) -> Generator[None]:
+        """Log a ``with`` block as an action. The outcome is "ok", or the exception that leaves the block."""
+        end = self.begin(did, text, line=line, **where)
+        try:
+            yield
+        except BaseException as error:
+            end(outcome_of(error))
+            raise
+        end("ok")
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        now = time.time()
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
+        try:
+            with self._lock:
+                if self._file is None:
+                    self._file = AppendOnlyFile(self._path)
+                self._file.append(json.dumps({"time": stamp, **entry}))
+        except OSError as error:
+            why = str(error) if error.strerror is None else error.strerror
+            print(f"This is not in the audit log: {self._path} cannot be written: {why}", file=sys.stderr)
+
+
+def outcome_of(error: BaseException) -> str:
+    """Format an exception as a one-line outcome."""
+    said = str(error).strip().split("\n", 1)[0]
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def _nothing(_outcome: str) -> None:
+    """Do nothing: the log is disabled."""
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
 
 #: The time that the end of a cell waits for output in transit (seconds).
 ARRIVAL = 0.5

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from monarch_kernel.engines import tool_runtime
-from monarch_kernel.kernel.output.walltime_notices import WalltimeNotices
+from monarch_kernel.kernel.output.fault_notices import WalltimeNotices
 from monarch_kernel.kernel.provider_hosts import ProviderPlacements
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.launchers.base import HostPhase, JobStatus
 from monarch_kernel.launchers.listing import ListedJob
 from monarch_kernel.launchers.walltime import WalltimeNotice
 from monarch_kernel.runtime.actor.errors import ActorError
-from monarch_kernel.watch.facts import CellName, CurrentMesh, FailureFact, HostFact, JobsFact
+from monarch_kernel.watch.board import CellName, CurrentMesh, FailureFact, HostFact, JobsFact
 from monarch_kernel.watch.model import JobView
 from monarch_kernel.watch.sources import Give
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from monarch_kernel.job import EngineJob
 from monarch_kernel.kernel import mesh_lifecycle
-from monarch_kernel.kernel.cell_line import shown_line
 from monarch_kernel.kernel.managed_mesh import UpOptions
 from monarch_kernel.kernel.mesh_lifecycle import Sync
+from monarch_kernel.kernel.progress import shown_line
 from monarch_kernel.kernel.provider_hosts import ProviderHosts
 from monarch_kernel.kernel.usage_errors import usage_error
 from monarch_kernel.launchers.base import LaunchError

@@ -8,7 +8,7 @@ from IPython.core.error import UsageError
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.engines import tool_runtime
-from monarch_kernel.kernel.interrupts.press_logic import Interruption
+from monarch_kernel.kernel.interrupts.interrupt_relay import Interruption
 from monarch_kernel.kernel.managed_mesh import ManagedMesh, recall, remember
 from monarch_kernel.kernel.provider_hosts import ProviderPlacements
 from monarch_kernel.kernel.usage_errors import nearest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
 import os
 import secrets
@@ -9,13 +10,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from monarch_kernel.actor import HostMesh, attach_to_workers
 from monarch_kernel.launchers import registry, walltime
-from monarch_kernel.launchers.at_once import each_at_once
 from monarch_kernel.launchers.base import (
     HostPhase,
     HostStatus,
@@ -38,6 +38,27 @@ from monarch_kernel.launchers.registry import JobRecord
 from monarch_kernel.launchers.tunnel import reaches
 from monarch_kernel.launchers.walltime import WalltimeMonitor, WalltimeNotice
 from monarch_kernel.workers import key_text, new_key_text
+
+# Run a blocking function for several hosts at once.
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+def each_at_once(most: int, work: Callable[[S], T], items: Iterable[S], name: str) -> list[T]:
+    """Call a function for each item, several in parallel, and return the results in order.
+
+    Waits for all calls, even if one fails.
+
+    Args:
+        name: the name of the threads.
+    """
+    found = list(items)
+    if len(found) < 2:
+        return [work(item) for item in found]
+    with concurrent.futures.ThreadPoolExecutor(min(most, len(found)), name) as pool:
+        return list(pool.map(work, found))
+
 
 log = logging.getLogger(__name__)
 

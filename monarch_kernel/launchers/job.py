@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from abc import ABC, abstractmethod
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
 
-from monarch_kernel.actor import HostMesh
+from monarch_kernel.actor import HostMesh, ProcId, Uid, this_host
 from monarch_kernel.launchers.base import LaunchError
 from monarch_kernel.launchers.services import JobServices, MeshAdminConfig, QueryEngineClient, TelemetryConfig
 from monarch_kernel.private_files import read_own_file, write_own_file
@@ -20,6 +21,7 @@ from monarch_kernel.private_files import read_own_file, write_own_file
 if TYPE_CHECKING:
     from monarch_kernel.remotemount import MountHandler
     from monarch_kernel.watch.profiler import profile
+
 
 #: The file in which ``Job.state`` looks for a job that was applied earlier.
 CACHED_PATH = ".monarch/job_state.json"
@@ -525,3 +527,182 @@ def checked_meshes(kind: str, meshes: Mapping[str, int]) -> dict[str, int]:
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ValueError(f"{kind}: {name}={count!r} must be a whole number of at least 1")
     return dict(meshes)
+
+
+# ``JobTrait``: jobs whose hosts a program finds itself, written for Monarch.
+
+#: Attributes that every job has, and that no file of a job needs.
+_OF_ALL = ("apply_id", "_mounts", "_services")
+
+
+class JobTrait(Job):
+    """The base class for your own jobs, with the methods that Monarch's jobs implement.
+
+    Every job of this package is an instance, too. The next program finds a job through the file of ``state``, which is
+    JSON and not a pickle. The attributes of the job must therefore be plain data, or call ``state(cached_path=None)``.
+    """
+
+    @classmethod
+    def __subclasshook__(cls, other: type) -> bool:
+        return Job in other.__mro__ if cls is JobTrait else NotImplemented
+
+    @abstractmethod
+    def _create(self, client_script: str | None) -> None:
+        """Acquire the hosts, or let a script run there as the client. Called by ``apply`` if the job is not active."""
+
+    @abstractmethod
+    def can_run(self, spec: Job) -> bool:
+        """Return whether this job, which an earlier program applied, has its hosts and satisfies the given one."""
+
+    @abstractmethod
+    def _state(self) -> JobState:
+        """Return the hosts, attached. Called by ``state`` of an active job."""
+
+    @abstractmethod
+    def _kill(self) -> None:
+        """Release the hosts. Called by ``kill`` of a job that was applied."""
+
+    # -- as any job ---------------------------------------------------------------------------------
+
+    def apply(self, client_script: str | None = None) -> None:
+        """Acquire the hosts. Does nothing if the job is active. See ``_create`` for the script."""
+        if client_script is None:
+            super().apply()
+        elif not self.active:
+            self._create(client_script)
+            self.apply_id = secrets.token_hex(8)
+
+    def _start(self) -> None:
+        self._create(None)
+
+    def _hosts(self) -> dict[str, HostMesh]:
+        return self._state()._hosts
+
+    def _end(self) -> None:
+        self._kill()
+
+    def _is_alive(self) -> bool:
+        return True  # as far as this program knows; for a job found through its file, can_run decides
+
+    def _spec(self) -> Any:
+        return None  # can_run compares arbitrary attributes
+
+    def _fields(self) -> dict[str, Any]:
+        found = {name: value for name, value in vars(self).items() if name not in _OF_ALL}
+        for name, value in found.items():
+            try:
+                plain = msgspec.json.decode(msgspec.json.encode(value)) == value
+            except (TypeError, ValueError):
+                plain = False
+            if not plain:
+                kind = type(self).__name__
+                raise ValueError(
+                    f"a {kind} cannot be kept in a file of JSON, as its {name} is {value!r}: keep numbers, text, lists "
+                    "and dictionaries of text there, or call state(cached_path=None)"
+                )
+        return found
+
+    @classmethod
+    def _of(cls, fields: dict[str, Any]) -> Self:
+        made = cls.__new__(cls)
+        Job.__init__(made)
+        vars(made).update(fields)
+        return made
+
+
+# Ids of workers, which a launcher passes to them in the environment. The names are those of ``monarch.job``.
+
+SERVICE_PROC_IDS_ENV = "MONARCH_SERVICE_PROC_IDS"
+"""The variable with the ids of a launcher's workers, as ``serialize_service_proc_ids`` writes them."""
+SERVICE_PROC_RANK_ENV = "MONARCH_SERVICE_PROC_RANK"
+"""The variable with the position of one worker among them."""
+
+
+def new_service_proc_id() -> ProcId:
+    """Create a new id of a worker."""
+    return ProcId(Uid.instance("service"))
+
+
+def serialize_service_proc_ids(proc_ids: Sequence[ProcId]) -> str:
+    """Encode ids of workers as JSON, for an environment variable."""
+    return json.dumps([str(proc_id) for proc_id in proc_ids])
+
+
+def deserialize_service_proc_ids(serialized: str) -> list[ProcId]:
+    """Decode the ids that ``serialize_service_proc_ids`` wrote.
+
+    Raises:
+        ValueError: the text is not such JSON.
+    """
+    return [ProcId.from_string(text) for text in json.loads(serialized)]
+
+
+def ranked_service_proc_id_from_env(*, rank_env: str = SERVICE_PROC_RANK_ENV) -> ProcId | None:
+    """Return this worker's id among those in the environment; None if there are none.
+
+    Args:
+        rank_env: the variable with this worker's position.
+
+    Raises:
+        IndexError: there are fewer ids.
+        ValueError: a variable is invalid.
+    """
+    ids, rank = os.environ.get(SERVICE_PROC_IDS_ENV), os.environ.get(rank_env)
+    return None if ids is None or rank is None else deserialize_service_proc_ids(ids)[int(rank)]
+
+
+def service_proc_addr(address: str, proc_id: ProcId | None) -> str:
+    """Prefix the address of a worker with its id, as ``attach_to_workers`` accepts it."""
+    return address if proc_id is None else f"{proc_id}@{address}"
+
+
+def service_proc_addrs(addresses: Sequence[str], proc_ids: Sequence[ProcId] | None) -> list[str]:
+    """Prefix the addresses of workers with their ids.
+
+    Raises:
+        ValueError: the numbers of ids and addresses differ.
+    """
+    if proc_ids is None:
+        return list(addresses)
+    if len(addresses) != len(proc_ids):
+        raise ValueError(f"got {len(addresses)} worker addresses and {len(proc_ids)} service ProcIds")
+    return [service_proc_addr(address, proc_id) for address, proc_id in zip(addresses, proc_ids, strict=True)]
+
+
+# A job whose hosts are all this machine, to test a program that is written for several hosts.
+
+
+class LocalJob(Job):
+    """A job in which every mesh is ``this_host()``. All processes on it end with this process.
+
+    Args:
+        hosts: the names of the meshes.
+    """
+
+    def __init__(self, hosts: Sequence[str] = ("hosts",)) -> None:
+        super().__init__()
+        if isinstance(hosts, str) or not hosts or not all(isinstance(name, str) and name for name in hosts):
+            raise ValueError(f"LocalJob(hosts={hosts!r}): give a list of names, such as ['trainers', 'generators']")
+        self._names = tuple(hosts)
+
+    def _start(self) -> None:
+        pass
+
+    def _hosts(self) -> dict[str, HostMesh]:
+        return dict.fromkeys(self._names, this_host())
+
+    def _end(self) -> None:
+        this_host().stop("the job was killed").get()
+
+    def _is_alive(self) -> bool:
+        return True
+
+    def _spec(self) -> Any:
+        return self._names
+
+    def _fields(self) -> dict[str, Any]:
+        return {"hosts": list(self._names)}
+
+    @classmethod
+    def _of(cls, fields: dict[str, Any]) -> LocalJob:
+        return cls(**fields)

@@ -10,8 +10,7 @@ from monarch_kernel import programs
 from monarch_kernel.launchers.base import LaunchError
 from monarch_kernel.launchers.scripts import script
 from monarch_kernel.launchers.slurm.queue import step_beside
-from monarch_kernel.launchers.ssh.command import ssh_command
-from monarch_kernel.launchers.ssh.launcher import hostfile
+from monarch_kernel.launchers.ssh import hostfile, ssh_command
 
 
 def relay_commands(

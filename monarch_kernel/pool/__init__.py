@@ -4,8 +4,7 @@ The package uses only the public actor API. Two actors on every rank do the work
 `Control` interrupts them. `Pool` in the caller's process holds the queue: the next task goes to any idle rank.
 """
 
-from monarch_kernel.pool.data import gather, scatter
 from monarch_kernel.pool.mapping import Mapping, on_progress, start_map
-from monarch_kernel.pool.pool import Pool, TaskFuture, pool_of
+from monarch_kernel.pool.pool import Pool, TaskFuture, gather, pool_of, scatter
 
 __all__ = ["Mapping", "Pool", "TaskFuture", "gather", "on_progress", "pool_of", "scatter", "start_map"]

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from monarch_kernel.cli.monarch import main
 from monarch_kernel.job import DEFAULT_JOB_PATH, load_current_job
-from monarch_kernel.launchers.contexts import FOLDER as MONARCH_DIR
-from monarch_kernel.launchers.contexts import create as context_create
-from monarch_kernel.launchers.contexts import remove as context_rm
-from monarch_kernel.launchers.contexts import use as context_use
+from monarch_kernel.launchers.current_job import FOLDER as MONARCH_DIR
 from monarch_kernel.launchers.current_job import apply_current_job
+from monarch_kernel.launchers.current_job import create as context_create
+from monarch_kernel.launchers.current_job import remove as context_rm
+from monarch_kernel.launchers.current_job import use as context_use
 
 __all__ = [
     "DEFAULT_JOB_PATH",

@@ -7,8 +7,7 @@ from monarch_kernel.watch.board import Board, advanced
 from monarch_kernel.watch.history.query import HistoryQueryError, QueryResult
 from monarch_kernel.watch.history.recorder import History, history
 from monarch_kernel.watch.live import show_live
-from monarch_kernel.watch.metrics.collector import Metrics, MetricsTable, metrics
-from monarch_kernel.watch.metrics.endpoint import MetricsEndpoint
+from monarch_kernel.watch.metrics import Metrics, MetricsEndpoint, MetricsTable, metrics
 from monarch_kernel.watch.model import (
     ActorView,
     Delta,
@@ -21,7 +20,7 @@ from monarch_kernel.watch.model import (
     Snapshot,
     StopView,
 )
-from monarch_kernel.watch.tracing.trace import Trace, TraceSummary, current_trace, trace
+from monarch_kernel.watch.tracing import Trace, TraceSummary, current_trace, trace
 from monarch_kernel.watch.watcher import Watch, provide, watch
 
 __all__ = [

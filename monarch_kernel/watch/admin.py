@@ -23,12 +23,12 @@ from urllib.parse import unquote
 from monarch_kernel.display.tables import table_html
 from monarch_kernel.private_files import is_own
 from monarch_kernel.watch.history import monarch_tables
+from monarch_kernel.watch.history.monarch_tables import TopologyNode, as_text, topology
 from monarch_kernel.watch.history.query import HistoryQueryError, ask
 from monarch_kernel.watch.history.recorder import History
 from monarch_kernel.watch.model import Snapshot
 from monarch_kernel.watch.status_table import status_tables
-from monarch_kernel.watch.topology import TopologyNode, as_text, topology
-from monarch_kernel.watch.tracing.trace import Trace
+from monarch_kernel.watch.tracing import Trace
 from monarch_kernel.watch.watcher import Watch
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from monarch_kernel.watch.tracing.trace import Trace
+from monarch_kernel.watch.tracing import Trace
 
 
 class profile:  # noqa: N801  # Monarch's name

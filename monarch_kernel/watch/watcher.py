@@ -8,13 +8,9 @@ import time
 from collections.abc import Callable, Collection, Iterator
 
 from monarch_kernel.subscriptions import Subscribers, Subscription
-from monarch_kernel.watch.board import Board
-from monarch_kernel.watch.facts import Fact
+from monarch_kernel.watch.board import Board, Fact
 from monarch_kernel.watch.model import Delta, RankState, Snapshot
-from monarch_kernel.watch.sources import Source
-from monarch_kernel.watch.sources.debugger import follow_debugger
-from monarch_kernel.watch.sources.runtime import RuntimeSource
-from monarch_kernel.watch.sources.syncs import follow_syncs
+from monarch_kernel.watch.sources import RuntimeSource, Source, follow_debugger, follow_syncs
 
 log = logging.getLogger(__name__)
 
@@ -358,7 +354,7 @@ def provide(source: Source) -> Callable[[], None]:
     """Add a source of facts that the runtime does not know, such as the mesh that a notebook uses.
 
     ``source(give)`` is called when a watch opens (at once if one is open). It calls ``give(*facts)`` (see
-    ``monarch_kernel.watch.facts``) for the current state and for each change. The function that it returns is called
+    ``monarch_kernel.watch.board``) for the current state and for each change. The function that it returns is called
     when the last watch closes.
 
     Returns:

@@ -9,8 +9,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from monarch_kernel.widgets.comm_sender import comm_sender
-from monarch_kernel.widgets.connection import Closable, ViewConnection
+from monarch_kernel.widgets.connection import Closable, ViewConnection, comm_sender
 
 Streams = Callable[[Mapping[str, Any], Callable[[dict[str, Any]], object]], Closable]
 """Begins the stream for a `plot` message; its `points` are pushed."""

@@ -14,13 +14,12 @@ from html import escape
 from typing import Any
 
 from monarch_kernel.actor import ActorMesh, ProcMesh
-from monarch_kernel.display import styles
+from monarch_kernel.display import tables
 from monarch_kernel.display.charts import figure, over_time
 from monarch_kernel.meshes import format_ranks, name_ranks
 from monarch_kernel.subscriptions import Subscribers
-from monarch_kernel.widgets.lookup import key_of
 from monarch_kernel.widgets.open_views import live_view, shell, view_bundle
-from monarch_kernel.widgets.plotting import PlotHistory, Points, Sampler, chosen
+from monarch_kernel.widgets.plotting import PlotHistory, Points, Sampler, chosen, key_of
 
 #: The interval at which a chart is redrawn in a front end without live views (seconds).
 REDRAWN = 1.0
@@ -162,9 +161,9 @@ class Plot:
 
     def _repr_html_(self) -> str:
         chart = over_time(self.data(), self.outliers())
-        error = f'<div style="{styles.BAD}">{escape(self._error)}</div>' if self._error else ""
+        error = f'<div style="{tables.BAD}">{escape(self._error)}</div>' if self._error else ""
         caption = f'<div style="margin-bottom:3px">{escape(self._caption())}</div>'
-        return f'<div style="{styles.VIEW}">{caption}{chart}{error}</div>'
+        return f'<div style="{tables.VIEW}">{caption}{chart}{error}</div>'
 
     def _caption(self) -> str:
         last = self._history.last()

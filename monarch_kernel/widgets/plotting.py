@@ -15,11 +15,30 @@ from typing import Any
 
 from monarch_kernel.actor import ActorMesh, ProcMesh
 from monarch_kernel.debugger.controller.query import ask
-from monarch_kernel.debugger.rank.values.sampling import sample
-from monarch_kernel.display.outliers import outliers
+from monarch_kernel.debugger.rank.values.probe import sample
+from monarch_kernel.display.quantities import outliers
 from monarch_kernel.introspection import whole_of
-from monarch_kernel.meshes import format_ranks
-from monarch_kernel.widgets.lookup import mesh_of
+from monarch_kernel.meshes import format_ranks, list_proc_meshes
+
+# Find meshes by the keys of their views, which front ends use.
+
+
+def key_of(mesh: ProcMesh) -> str:
+    """Return the key of a mesh's `MeshView`; for a slice, that of the mesh as spawned."""
+    return whole_of(mesh).uid
+
+
+def mesh_of(key: str) -> ProcMesh:
+    """Return the mesh with that key.
+
+    Raises:
+        LookupError: the mesh was stopped.
+    """
+    for mesh in list_proc_meshes():
+        if key_of(mesh) == key:
+            return mesh
+    raise LookupError("this mesh was stopped, or belongs to another kernel now")
+
 
 log = logging.getLogger(__name__)
 

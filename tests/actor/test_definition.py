@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from monarch_kernel.actor import Actor, endpoint
-from monarch_kernel.runtime.actor.coroutine_functions import is_coroutine_function
-from monarch_kernel.runtime.actor.definition import EndpointProperty, EndpointSpec, spec_of
+from monarch_kernel.runtime.actor.definition import EndpointProperty, EndpointSpec, is_coroutine_function, spec_of
 
 
 def _none(self: Any) -> None: ...

@@ -15,7 +15,7 @@ import pytest
 
 from monarch_kernel.actor import ActorError, ProcMesh, SupervisionError
 from monarch_kernel.pool import Mapping
-from monarch_kernel.pool.data import concatenated, parts
+from monarch_kernel.pool.pool import concatenated, parts
 from tests.actor.actors import PATIENCE
 from tests.conftest import wait_until
 

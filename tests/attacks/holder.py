@@ -14,7 +14,7 @@ import msgspec
 from monarch_kernel.protocol import messages
 from monarch_kernel.protocol.keys import Keys
 from monarch_kernel.protocol.messages import PREFIX, Hello, ProcRef, encode
-from monarch_kernel.runtime.node.tcp import greeting
+from monarch_kernel.runtime.node.tcp import channel
 
 
 class Holder:
@@ -24,7 +24,7 @@ class Holder:
         sock = socket.create_connection(("127.0.0.1", port), timeout)
         self.sock: ssl.SSLSocket = keys.client_context().wrap_socket(sock)
         try:
-            self.sock.sendall(greeting.accept(steady=False))
+            self.sock.sendall(channel.accept(steady=False))
             self._exactly(8)
         except BaseException:
             self.sock.close()

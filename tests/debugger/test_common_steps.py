@@ -15,7 +15,7 @@ from monarch_kernel.debugger.controller import common_point
 from monarch_kernel.debugger.controller.hub import MeshDebugger
 from monarch_kernel.debugger.controller.query import ask
 from monarch_kernel.debugger.rank.common_point import report
-from monarch_kernel.engines.join.collectives import issued
+from monarch_kernel.engines.join.progress_monitor import issued
 from monarch_kernel.errors import SupervisionError
 from tests.actor.actors import PATIENCE
 from tests.conftest import wait_until

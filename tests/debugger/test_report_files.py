@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.debugger.reports.files import load
+from monarch_kernel.debugger.reports.job_report import load
 
 #: The whole report is shown in two GiB of address space.
 SHOW = """
 import resource, sys
-from monarch_kernel.debugger.reports.files import ReportError, load
+from monarch_kernel.debugger.reports.job_report import ReportError, load
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 try:
     report = load(sys.argv[1])

@@ -19,7 +19,7 @@ import monarch_kernel
 from monarch_kernel.debugger import source_locations
 from monarch_kernel.debugger.frontend import Frontend, use_frontend
 from monarch_kernel.debugger.source_locations import LIBRARY, RUNTIME, USER, SourceLocation, kind_of, kind_of_code
-from monarch_kernel.display.locations import source_line
+from monarch_kernel.display.quantities import source_line
 from tests.waiting import patience
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -12,12 +12,12 @@ import pytest
 
 from monarch_kernel.actor import Actor, endpoint, this_host
 from monarch_kernel.debugger import get_debugger
-from monarch_kernel.debugger.client_paths import evidence_at_client
 from monarch_kernel.debugger.commands.breakpoint_commands import described
 from monarch_kernel.debugger.controller.breakpoints import follow_line
 from monarch_kernel.debugger.controller.hub import MeshDebugger
 from monarch_kernel.debugger.controller.stacks import stacks
 from monarch_kernel.debugger.dap.rank_session import RankSession
+from monarch_kernel.debugger.frames import evidence_at_client
 from monarch_kernel.debugger.model.evidence import WAITS, Evidence, Operation, Wait
 from monarch_kernel.debugger.source_locations import SourceLocation
 from monarch_kernel.workers import Placement, client_path, place_ranks

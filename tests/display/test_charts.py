@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from monarch_kernel.display.charts import figure, histogram, over_ranks, over_time
-from monarch_kernel.display.outliers import outliers
+from monarch_kernel.display.quantities import outliers
 
 
 def drawn(svg: str, tag: str) -> list[ElementTree.Element]:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_kernel.display.controls import only_colours, without_controls
-from monarch_kernel.display.tables import TableView, table_text
+from monarch_kernel.display.tables import TableView, only_colours, table_text, without_controls
 from tests.cli.conftest import Cli, run
 
 __all__ = ["run"]

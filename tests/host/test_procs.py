@@ -10,8 +10,8 @@ import pytest
 
 from monarch_kernel.protocol import output_records
 from monarch_kernel.runtime.host import forkserver
-from monarch_kernel.runtime.host.exits import describe_exit
 from monarch_kernel.runtime.host.procs import OomMonitor, OutputLog
+from monarch_kernel.runtime.host.start_command import describe_exit
 
 
 def test_a_log_keeps_the_newest_and_counts_what_it_dropped(tmp_path: Path) -> None:

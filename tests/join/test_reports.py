@@ -18,7 +18,7 @@ from typing import ClassVar
 import pytest
 
 from monarch_kernel.debug import JobReport, ReportError, load
-from monarch_kernel.debugger.reports.webhook import posted
+from monarch_kernel.debugger.reports.job_report import posted
 from monarch_kernel.environment import JOIN_RANK
 from tests.conftest import wait_until
 from tests.join.conftest import ROOT, Job

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_kernel.debugger.outside.look import LookRequest, chosen_here, look
+from monarch_kernel.debugger.outside.outside_report import LookRequest, chosen_here, look
 from monarch_kernel.debugger.outside.processes import OutsideError
 from monarch_kernel.debugger.outside.remote_exec import prepare_running
 from monarch_kernel.engines.join.announcements import join_folder

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.kernel.audit_log import LONGEST, AuditLog
+from monarch_kernel.kernel.notebook import LONGEST, AuditLog
 from monarch_kernel.private_files import AppendOnlyFile, NotPrivateError
 from tests.kernel.harness import Kernel
 

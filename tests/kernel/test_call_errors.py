@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from monarch_kernel.kernel.output.ansi import strip_ansi
+from monarch_kernel.kernel.output.render import strip_ansi
 from tests.kernel.harness import Kernel
 from tests.kernel.screen import text
 

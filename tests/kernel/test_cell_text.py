@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_kernel.kernel.cell_text import blank_lines, ends_quietly, header_lines, is_mesh_cell, split_header
+from monarch_kernel.kernel.cell import blank_lines, ends_quietly, header_lines, is_mesh_cell, split_header
 
 
 @pytest.mark.parametrize(

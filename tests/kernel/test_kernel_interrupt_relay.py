@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from monarch_kernel.kernel.interrupts.interrupt_relay import InterruptRelay
-from monarch_kernel.kernel.interrupts.press_logic import (
+from monarch_kernel.kernel.interrupts.interrupt_relay import (
     ANSWER_GRACE,
     ESCALATION_WINDOW,
     Escalate,
     Forward,
     Interruption,
+    InterruptRelay,
     PressLogic,
 )
 from monarch_kernel.kernel.interrupts.sigint_handler import SigintHandler

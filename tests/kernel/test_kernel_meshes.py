@@ -112,7 +112,7 @@ def test_a_second_press_kills_what_did_not_answer(workers: Kernel, bell: Bell) -
 def test_a_slice_is_named_by_the_ranks_of_its_mesh(workers: Kernel, bell: Bell) -> None:
     workers.ok(
         "from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay\n"
-        "from monarch_kernel.kernel.interrupts.mesh_target import MeshTarget\n"
+        "from monarch_kernel.kernel.interrupts.sigint_handler import MeshTarget\n"
         "get_relay().logic.window = 120\n"
         "others = workers.slice(gpus=0).stubborn.call(ring, range(4))\n"
         "target = MeshTarget(procs.slice(gpus=slice(2, 4)))"

@@ -9,7 +9,7 @@ import pytest
 from IPython.core.error import UsageError
 
 from monarch_kernel.actor import Extent
-from monarch_kernel.kernel import mesh_parts
+from monarch_kernel.kernel import managed_mesh
 from monarch_kernel.kernel.magics import arguments, up_arguments
 from monarch_kernel.kernel.magics.completion import Known, MeshCompleter
 from monarch_kernel.kernel.magics.dispatch import FUNCTIONS, GROUPS, SUBCOMMANDS
@@ -107,14 +107,14 @@ def test_ranks_refused(ranks: str | None, where: list[str], said: str) -> None:
 
 
 def test_boxes_and_runs() -> None:
-    assert mesh_parts.boxed((4, 5), DEEP) == {"hosts": slice(1, 2, 1), "gpus": slice(0, 2, 1)}
-    assert mesh_parts.boxed((0, 2, 4, 6), DEEP) == {"hosts": slice(0, 2, 1), "gpus": slice(0, 3, 2)}
-    assert mesh_parts.boxed((0, 1, 4), DEEP) is None
-    assert mesh_parts.boxed((0, 1, 3), FLAT) is None
+    assert managed_mesh.boxed((4, 5), DEEP) == {"hosts": slice(1, 2, 1), "gpus": slice(0, 2, 1)}
+    assert managed_mesh.boxed((0, 2, 4, 6), DEEP) == {"hosts": slice(0, 2, 1), "gpus": slice(0, 3, 2)}
+    assert managed_mesh.boxed((0, 1, 4), DEEP) is None
+    assert managed_mesh.boxed((0, 1, 3), FLAT) is None
     for ranks in [(0,), (0, 1, 3), (0, 1, 2, 3, 7), (0, 4), (1, 3, 5, 6, 7), (0, 3, 7)]:
-        got = [rank for run in mesh_parts.runs(ranks) for rank in range(8)[run]]
+        got = [rank for run in managed_mesh.runs(ranks) for rank in range(8)[run]]
         assert got == list(ranks)
-    assert len(mesh_parts.runs(tuple(range(0, 64, 8)))) == 1
+    assert len(managed_mesh.runs(tuple(range(0, 64, 8)))) == 1
 
 
 @pytest.mark.parametrize(

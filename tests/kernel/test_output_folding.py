@@ -8,8 +8,8 @@ import random
 import pytest
 
 from monarch_kernel.kernel.output.folding import Folding
+from monarch_kernel.kernel.output.publisher import Block, RichView, Source, TextView
 from monarch_kernel.kernel.output.rank_lines import Limits
-from monarch_kernel.kernel.output.transcript import Block, RichView, Source, TextView
 
 
 def source(rank: int, mesh: str = "m") -> Source:

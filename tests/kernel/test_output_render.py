@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from monarch_kernel.kernel.output.ansi import ansi_to_html, strip_ansi
-from monarch_kernel.kernel.output.render import FIGURE_MIME, PROGRESS_MIME, blocks_text, bundle, label, raw_line
-from monarch_kernel.kernel.output.transcript import Block, RichView, Source, TextView
+from monarch_kernel.kernel.output.publisher import Block, RichView, Source, TextView
+from monarch_kernel.kernel.output.render import (
+    FIGURE_MIME,
+    PROGRESS_MIME,
+    ansi_to_html,
+    blocks_text,
+    bundle,
+    label,
+    raw_line,
+    strip_ansi,
+)
 
 
 def sources(*ranks: int, mesh: str = "m") -> frozenset[Source]:

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.kernel.output.cell_output import CellOutput
+from monarch_kernel.kernel.output.cell_output import CellOutput, OutputRouter
+from monarch_kernel.kernel.output.publisher import Source
 from monarch_kernel.kernel.output.rank_lines import Limits
-from monarch_kernel.kernel.output.router import OutputRouter
-from monarch_kernel.kernel.output.transcript import Source
 from tests.waiting import patience
 
 

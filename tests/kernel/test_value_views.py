@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from monarch_kernel.actor import Extent, ValueMesh
-from monarch_kernel.kernel.output.formatters import value_mesh_table
-from monarch_kernel.kernel.output.value_views import MOST_ELEMENTS, summary_of, value_mesh_html
+from monarch_kernel.kernel.output.formatters import MOST_ELEMENTS, summary_of, value_mesh_html, value_mesh_table
 
 
 def html_of(held: list[Any]) -> str:

@@ -20,7 +20,7 @@ from monarch_kernel.launchers.base import MARKER, HostPhase, Launcher, Resources
 from monarch_kernel.launchers.listing import list_jobs
 from monarch_kernel.launchers.sky import SkyLauncher
 from monarch_kernel.launchers.sky import client as sky_client
-from monarch_kernel.launchers.sky import task as sky_task
+from monarch_kernel.launchers.sky import launcher as sky_launcher
 from tests.conftest import wait_until
 from tests.launchers.conformance import SECRET, Conformance, Engine, Prober, clean, processes_of, script
 from tests.launchers.sky_engine import MOST, NEVER, REFUSED, SkyPilot, skypilot
@@ -166,15 +166,15 @@ def test_a_job_whose_record_is_lost_is_found_by_the_name_of_its_cluster(
 
 def test_what_skypilot_cannot_be_asked_for_is_refused_before() -> None:
     launcher = SkyLauncher()
-    assert sky_task.resource_fields({"accelerators": "H100"}, Resources(gpus=8, cpus=4, memory=64 * 10**9)) == {
+    assert sky_launcher.resource_fields({"accelerators": "H100"}, Resources(gpus=8, cpus=4, memory=64 * 10**9)) == {
         "accelerators": "H100:8",
         "cpus": "4+",
         "memory": "64+",
     }
     with pytest.raises(InfeasibleError, match="accelerators=NAME:8"):
-        sky_task.resource_fields({}, Resources(gpus=8))
+        sky_launcher.resource_fields({}, Resources(gpus=8))
     with pytest.raises(InfeasibleError, match="differ: leave out one"):
-        sky_task.resource_fields({"accelerators": "H100:4"}, Resources(gpus=8))
+        sky_launcher.resource_fields({"accelerators": "H100:4"}, Resources(gpus=8))
     with pytest.raises(ValueError, match="is the name of a job's own cluster"):
         SkyLauncher(cluster="monarch-kernel-0123456789abcdef-0")
     with pytest.raises(TypeError, match=r"give a sky.Resources"):
@@ -203,9 +203,9 @@ def test_the_interpreter_of_skypilots_command_is_found(tmp_path: Path, monkeypat
 def test_the_command_holds_a_node_while_a_worker_lives_and_notes_its_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sky_task, "_GRACE", 1)
-    monkeypatch.setattr(sky_task, "_STEP", 1)
-    task = sky_task.task("a1", "monarch", 1, {}, setup="", workdir="", file_mounts={}, idle=30)
+    monkeypatch.setattr(sky_launcher, "_GRACE", 1)
+    monkeypatch.setattr(sky_launcher, "_STEP", 1)
+    task = sky_launcher.task_config("a1", "monarch", 1, {}, setup="", workdir="", file_mounts={}, idle=30)
     worker = subprocess.Popen(["sleep", "60"], env={**os.environ, MARKER: "a1.0"})
     odd = "10.0.0.1\n10.0.0.2 it's"
     env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "SKYPILOT_NODE_IPS": odd, "SKYPILOT_NODE_RANK": "1"}
@@ -213,7 +213,7 @@ def test_the_command_holds_a_node_while_a_worker_lives_and_notes_its_environment
     note = workers_folder() / f"a1.{os.uname().nodename}.env"  # in the home of the account, whatever HOME says
     wait_until(note.exists, "it notes its environment")
     assert note.stat().st_mode & 0o777 == 0o600 and note.parent.stat().st_mode & 0o777 == 0o700
-    start = sky_task.preparation("a1") + ' printf "%s" "$a|$SKYPILOT_NODE_IPS|$PATH"'
+    start = sky_launcher.preparation("a1") + ' printf "%s" "$a|$SKYPILOT_NODE_IPS|$PATH"'
     bare = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(["sh", "-c", start], env=bare, capture_output=True, text=True, check=True)
     assert done.stdout == f"10.0.0.2 it's|{odd}|{os.environ['PATH']}"

@@ -21,7 +21,7 @@ from monarch_kernel.errors import (
 from monarch_kernel.job import EngineJob, SlurmJob
 from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import HostPhase, Launcher, LaunchRequest, Secret, WorkerCommand
-from monarch_kernel.launchers.slurm import scripts as script_texts
+from monarch_kernel.launchers.slurm import launcher as slurm_launcher
 from monarch_kernel.launchers.slurm.launcher import WAYS, SlurmLauncher
 from monarch_kernel.launchers.slurm.queue import expand
 from tests.actor.actors import hook
@@ -321,7 +321,7 @@ def test_from_a_notebook(slurm: Slurm, kernel: Kernel) -> None:
 @pytest.mark.parametrize(("third", "woken"), [(["salloc"], "True"), ([], "False")], ids=["salloc", "sbatch"])
 def test_the_keeper_of_an_allocation_wakes_salloc_as_it_ends(tmp_path: Path, third: list[str], woken: str) -> None:
     command = WorkerCommand("0123456789abcdef", Secret("k"))
-    (tmp_path / "keeper.sh").write_text(script_texts.keeper(str(tmp_path), LaunchRequest(0, command)))
+    (tmp_path / "keeper.sh").write_text(slurm_launcher.keeper_script(str(tmp_path), LaunchRequest(0, command)))
     parent = """
 import os, signal, subprocess, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])

@@ -16,7 +16,7 @@ from monarch_kernel.errors import InfeasibleError, LaunchError, StartFailedError
 from monarch_kernel.job import SSHJob
 from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import Launcher
-from monarch_kernel.launchers.ssh.launcher import FRESH, SSHLauncher, hostfile, monarch_ssh_job
+from monarch_kernel.launchers.ssh import FRESH, SSHLauncher, hostfile, monarch_ssh_job
 from tests.conftest import wait_until
 from tests.launchers.conformance import Conformance, Engine, Prober, clean, processes_of
 from tests.launchers.sshd import Sshd, sshd

@@ -13,8 +13,7 @@ import pytest
 
 import monarch_kernel
 from monarch_kernel.launchers.relay_commands import relay_commands
-from monarch_kernel.launchers.ssh import SSHLauncher
-from monarch_kernel.launchers.ssh.command import checked_host, ssh_command
+from monarch_kernel.launchers.ssh import SSHLauncher, checked_host, ssh_command
 
 ROOT = Path(monarch_kernel.__file__).parent.parent
 
@@ -83,7 +82,7 @@ def test_every_command_line_of_ssh_is_made_in_one_place() -> None:
             if b"ssh" in text and any(_is_command(node) for node in ast.walk(ast.parse(text))):
                 made.add(str(path.relative_to(ROOT)))
     extends = "monarch_kernel/launchers/sky/launcher.py"  # the command that stands for ssh, with an option more
-    assert made == {"monarch_kernel/launchers/ssh/command.py", extends}
+    assert made == {"monarch_kernel/launchers/ssh.py", extends}
 
 
 def _is_command(node: ast.AST) -> bool:

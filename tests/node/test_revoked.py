@@ -14,7 +14,7 @@ import pytest
 from monarch_kernel.protocol.keys import Keys, allow_list, load_keys, make_key_file
 from monarch_kernel.protocol.keys.allow_list import add_key, revoke_keys
 from monarch_kernel.protocol.keys.identity import read_key_file
-from monarch_kernel.runtime.node.tcp import greeting
+from monarch_kernel.runtime.node.tcp import channel
 from monarch_kernel.runtime.node.tcp.addresses import split
 from monarch_kernel.runtime.node.tcp.dial import OUR_KEY
 from tests.conftest import wait_until
@@ -97,7 +97,7 @@ def test_who_has_begun_to_connect_before(
             assert receive()
         revoke_keys(keys.allow, "mallory")
         is_still(keys.allow)
-        tls.write(greeting.accept(False))
+        tls.write(channel.accept(False))
         sock.sendall(out.read())
         while receive():
             pass

@@ -18,8 +18,7 @@ import pytest
 
 from monarch_kernel.runtime.node.tcp import TcpLink
 from monarch_kernel.runtime.node.tcp.channel import RECORD
-from monarch_kernel.runtime.node.tcp.heartbeat import PeerHealth
-from monarch_kernel.runtime.node.tcp.link import CLOSED_HERE, CLOSED_THERE, LOST
+from monarch_kernel.runtime.node.tcp.link import CLOSED_HERE, CLOSED_THERE, LOST, PeerHealth
 from tests.conftest import alive, wait_until
 from tests.node.conftest import PEER, ROOT
 from tests.node.tcpside import Side, assert_true, echoing, header

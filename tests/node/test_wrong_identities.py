@@ -24,7 +24,7 @@ from monarch_kernel.protocol.keys.identity import Identity, Public, read_key_fil
 from monarch_kernel.protocol.messages import encode
 from monarch_kernel.runtime.node.audit import Audit
 from monarch_kernel.runtime.node.poller import Poller
-from monarch_kernel.runtime.node.tcp import greeting
+from monarch_kernel.runtime.node.tcp import channel
 from tests.attacks.holder import framed
 from tests.conftest import wait_until
 from tests.node.tcpside import Side, header
@@ -165,7 +165,7 @@ def said_to(port: int, impostor: Keys, words: bytes) -> bytes:
             socket.create_connection(("127.0.0.1", port), LONG) as sock,
             impostor.client_context().wrap_socket(sock) as wrapped,
         ):
-            wrapped.sendall(greeting.accept(steady=False) + words)
+            wrapped.sendall(channel.accept(steady=False) + words)
             while more := wrapped.recv(4096):
                 answer += more
     except OSError:
@@ -242,7 +242,7 @@ def test_no_session_is_resumed(sides: Callable[..., Side], keys: Keys) -> None:
             socket.create_connection(("127.0.0.1", port), LONG) as sock,
             context.wrap_socket(sock, session=kept) as wrapped,
         ):
-            wrapped.sendall(greeting.accept(steady=False))
+            wrapped.sendall(channel.accept(steady=False))
             assert wrapped.recv(4) == b"mkl\n"
             kept = wrapped.session
             assert kept is not None and not kept.has_ticket and not wrapped.session_reused

@@ -32,12 +32,9 @@ from monarch_kernel.runtime.transfer.memory import memory_of
 from monarch_kernel.runtime.transfer.verbs import backend as verbs_backend
 from monarch_kernel.runtime.transfer.verbs import regions as verbs_regions
 from monarch_kernel.runtime.transfer.verbs.backend import Verbs
-from monarch_kernel.runtime.transfer.verbs.card import Card
-from monarch_kernel.runtime.transfer.verbs.messages import QueuePairEnd
-from monarch_kernel.runtime.transfer.verbs.ports import CLASS, Gid
-from monarch_kernel.runtime.transfer.verbs.queue_pairs import WINDOW
-from monarch_kernel.runtime.transfer.verbs.regions import RegionCache
-from monarch_kernel.runtime.transfer.verbs.route import Route
+from monarch_kernel.runtime.transfer.verbs.card import CLASS, Card, Gid, QueuePairEnd
+from monarch_kernel.runtime.transfer.verbs.regions import WINDOW, RegionCache
+from monarch_kernel.runtime.transfer.verbs.transfer import Route
 from tests.actor.actors import hook
 from tests.conftest import wait_until
 from tests.transfer.actors import KeeperActor, Peer

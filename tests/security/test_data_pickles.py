@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from monarch_kernel.debugger.model.readings import Stats
-from monarch_kernel.debugger.model.stacks import Stack, StackFrame, StackSnapshot
-from monarch_kernel.debugger.model.stops import Stop, StopFrame
+from monarch_kernel.debugger.model.stops import Stack, StackFrame, StackSnapshot, Stop, StopFrame
 from monarch_kernel.debugger.source_locations import SourceLocation
 from monarch_kernel.engines.hosted import wire
 from monarch_kernel.engines.join.controller import JoinController

@@ -20,11 +20,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monarch_kernel.debugger.dap.framing import Frames, content, frame
-from monarch_kernel.debugger.reports.files import ReportError, load
+from monarch_kernel.debugger.dap.messages import Frames, content, frame
+from monarch_kernel.debugger.reports.job_report import ReportError, load
 from monarch_kernel.engines.join.announcements import announcement_of
 from monarch_kernel.errors import LaunchError
-from monarch_kernel.kernel.output.ansi import ansi_to_html, strip_ansi
+from monarch_kernel.kernel.output.render import ansi_to_html, strip_ansi
 from monarch_kernel.launchers import profiles
 from monarch_kernel.launchers.ssh import SSHLauncher
 from monarch_kernel.protocol.announcement import WorkerAnnouncement, find_announcement

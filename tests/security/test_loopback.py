@@ -25,9 +25,9 @@ LISTENERS = {
     "monarch_kernel/launchers/port_forward.py": "is_own",
     "monarch_kernel/debugger/dap/gateway.py": "is_own",  # and a token
     "monarch_kernel/watch/admin.py": "is_own",
-    "monarch_kernel/watch/metrics/endpoint.py": "compare_digest",  # Prometheus may be another user's
+    "monarch_kernel/watch/metrics.py": "compare_digest",  # Prometheus may be another user's
     "monarch_kernel/runtime/node/tcp/listener.py": "admitted",
-    "monarch_kernel/runtime/transfer/tcp/rendezvous.py": "admit",  # a token
+    "monarch_kernel/runtime/transfer/tcp/connection.py": "admit",  # a token
     "monarch_kernel/runtime/spmd/member.py": "TCPStore",  # it only holds a port for torch's store, which asks nothing
 }
 _SERVERS = {"create_server", "start_server", "ThreadingHTTPServer", "HTTPServer"}

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.errors import LaunchError
+from monarch_kernel.launchers import lightning
 from monarch_kernel.launchers.base import LaunchRequest, Resources, Secret, WorkerCommand, launcher_class, own_launchers
-from monarch_kernel.launchers.lightning import launcher as lightning
 from monarch_kernel.launchers.profiles import checked_options
 from monarch_kernel.launchers.relay_commands import by_ssh
 from monarch_kernel.launchers.scripts import Script, script
-from monarch_kernel.launchers.sky import task as sky_task
-from monarch_kernel.launchers.slurm import scripts as slurm_scripts
+from monarch_kernel.launchers.sky import launcher
+from monarch_kernel.launchers.slurm import launcher as slurm_launcher
 
 #: What a hostile value may hold; each of the first would make the file ``taken``.
 HOSTILE = (
@@ -56,7 +56,7 @@ def test_an_interface_of_a_profile_runs_nothing(
     folder = tmp_path / "job"
     folder.mkdir()
     (folder / "secret").write_text("key\n")
-    text = slurm_scripts.start(str(folder), request(), 0, value, shared_home)
+    text = slurm_launcher.start_script(str(folder), request(), 0, value, shared_home)
     subprocess.run(["sh", "-c", text, "start", "1", "0", "n1"], env=programs, cwd=folder, timeout=30, check=True)
     assert not list(tmp_path.rglob("taken"))
     assert (folder / "0.log").read_text() == f"n1 has no address at {value}\n"
@@ -66,12 +66,12 @@ def test_an_interface_of_a_profile_runs_nothing(
 @pytest.mark.parametrize("value", HOSTILE)
 def test_folders_and_interpreters_run_nothing(tmp_path: Path, programs: dict[str, str], value: str) -> None:
     texts = [
-        slurm_scripts.keeper(f"{tmp_path}/{value}", request()),
-        slurm_scripts.start(f"{tmp_path}/{value}", request(), 0, "", True),
-        slurm_scripts._worker(str(tmp_path), request(value), 0, "", True),
-        slurm_scripts.batch([value, value]),
+        slurm_launcher.keeper_script(f"{tmp_path}/{value}", request()),
+        slurm_launcher.start_script(f"{tmp_path}/{value}", request(), 0, "", True),
+        slurm_launcher._worker(str(tmp_path), request(value), 0, "", True),
+        slurm_launcher.batch_script([value, value]),
         lightning._script(0, request(value), 0),
-        sky_task.preparation(value).replace("-lt 100", "-lt 0"),
+        launcher.preparation(value).replace("-lt 100", "-lt 0"),
         by_ssh("json", ["host"], value)["host"][-1],
     ]
     (tmp_path / "secret").write_text("key\n")

@@ -26,7 +26,7 @@ _LIKELY = ("load", "loads", "Unpickler")
 OTHERS = {
     "monarch_kernel/cli/monarch.py": "entry points of installed packages",
     "monarch_kernel/launchers/base.py": "entry points of installed packages",
-    "monarch_kernel/launchers/lightning/cloud.py": "entry points of installed packages",
+    "monarch_kernel/launchers/lightning.py": "entry points of installed packages",
     "workspace_sync/sources.py": "the index of a scan, by msgspec",
     "workspace_sync/scanning/scanner.py": "the index of a scan, by msgspec",
 }

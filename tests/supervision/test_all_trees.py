@@ -15,7 +15,7 @@ import pytest
 
 from monarch_kernel.protocol.messages import Death, ProcRef
 from monarch_kernel.runtime.mesh.shape import Extent
-from monarch_kernel.runtime.supervision.tree import Notice, OwnedMesh, Tree
+from monarch_kernel.runtime.supervision import Notice, OwnedMesh, Tree
 
 ROOT = -1
 MODES = ("handles", "passes", "raises")

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from monarch_kernel.runtime.supervision.restarts import TOGETHER, RestartPolicy, Restarts
+from monarch_kernel.runtime.supervision import TOGETHER, RestartPolicy, Restarts
 
 #: Pauses between deaths: the same event, a little later, and after the window.
 PAUSES = (0.0, TOGETHER / 2, 1.0, 5.0, 11.0)

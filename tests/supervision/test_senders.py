@@ -8,7 +8,7 @@ import pytest
 
 from monarch_kernel.protocol.messages import Death, ProcRef
 from monarch_kernel.runtime.mesh.shape import Extent
-from monarch_kernel.runtime.supervision.senders import Sender, Senders
+from monarch_kernel.runtime.supervision import Sender, Senders
 
 KILLED = Death("killed by SIGKILL")
 PROCS = ("p", "q")

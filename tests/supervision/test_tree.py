@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monarch_kernel.protocol.messages import Death, ProcRef
 from monarch_kernel.runtime.mesh.shape import Extent
-from monarch_kernel.runtime.supervision.tree import OwnedMesh, Tree
+from monarch_kernel.runtime.supervision import OwnedMesh, Tree
 
 KILLED = Death("killed by SIGKILL")
 

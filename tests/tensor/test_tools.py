@@ -9,7 +9,7 @@ import torch
 
 from monarch_kernel import tensor as tensors
 from monarch_kernel.debug import diff
-from monarch_kernel.display.locations import source_line
+from monarch_kernel.display.quantities import source_line
 from monarch_kernel.distributed import Mesh, distribute
 from monarch_kernel.runtime.tensor.rank.held import TensorPart
 from monarch_kernel.tensor import (
@@ -175,7 +175,7 @@ def test_memory_is_told_by_line_and_by_what_holds_it(four: Any) -> None:
 
 
 def test_a_handle_shows_itself_without_asking_ranks(four: Any) -> None:
-    from monarch_kernel.debugger.rank.stopping.short_forms import short
+    from monarch_kernel.debugger.rank.stopping.expressions import short
 
     with four.activate(), explain() as plan:
         x = torch.ones(2, 2, requires_grad=True)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_kernel.runtime.transfer import memory_copy
+from monarch_kernel.runtime.transfer import memory as memory_copy
 from monarch_kernel.runtime.transfer.memory import IOV_MAX, Layout, layout_of, memory_of
 from monarch_kernel.runtime.transfer.service import collapse_pages, worth_collapsing
 from tests.transfer.arrays import SHAPES, contents

@@ -29,8 +29,8 @@ from monarch_kernel.rdma import (
 from monarch_kernel.runtime.transfer import backend_settings
 from monarch_kernel.runtime.transfer.service import transfer_service
 from monarch_kernel.runtime.transfer.tcp import backend as tcp_backend
+from monarch_kernel.runtime.transfer.tcp import connection as rendezvous
 from monarch_kernel.runtime.transfer.tcp import connection as tcp_connection
-from monarch_kernel.runtime.transfer.tcp import rendezvous
 from monarch_kernel.runtime.transfer.tcp.connection import Connection, EncryptedConnection
 from tests.actor.actors import hook
 from tests.conftest import wait_until

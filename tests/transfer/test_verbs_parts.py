@@ -13,11 +13,10 @@ import pytest
 
 from monarch_kernel.rdma import is_ibverbs_available
 from monarch_kernel.runtime.transfer.memory import Layout, Memory, memory_of
-from monarch_kernel.runtime.transfer.verbs import gpu
+from monarch_kernel.runtime.transfer.verbs import regions
 from monarch_kernel.runtime.transfer.verbs.backend import why_not
-from monarch_kernel.runtime.transfer.verbs.ports import CardPort, Gid, find_ports, network, pair
-from monarch_kernel.runtime.transfer.verbs.queue_pairs import works
-from monarch_kernel.runtime.transfer.verbs.regions import owner_of
+from monarch_kernel.runtime.transfer.verbs.card import CardPort, Gid, find_ports, network, pair
+from monarch_kernel.runtime.transfer.verbs.regions import owner_of, works
 from monarch_kernel.runtime.transfer.verbs.transfer import _worth_spanning
 from tests.waiting import patience
 
@@ -138,19 +137,19 @@ def test_gpu_memory_is_registered_by_its_offset_in_a_dma_buf(monkeypatch: pytest
             return self.code
 
     driver, card, kind = Driver(), cast("Any", FakeCard()), {"remote": True, "writable": False}
-    monkeypatch.setattr(gpu, "_cuda", lambda: driver)
+    monkeypatch.setattr(regions, "_cuda", lambda: driver)
     memory = Memory(Layout(0x10100, ((2, 0x1000),), 16), None, device="cuda:0")
-    assert gpu.register(card, memory, remote=True, writable=False) == (
+    assert regions.register(card, memory, remote=True, writable=False) == (
         ((fds[0], 0x100, 0x1010), kind),
         -0x10000,
     )
     with pytest.raises(OSError):
         os.fstat(fds[0])
     driver.code = 801  # not supported: nvidia-peermem may know the address
-    region, shift = gpu.register(card, memory, remote=True, writable=False)
+    region, shift = regions.register(card, memory, remote=True, writable=False)
     assert region == ((0x10100, 0x1010), {**kind, "populate": False}) and not shift
     os.close(fds[1])
-    assert gpu.register(card, memory_of(bytearray(8)), remote=False, writable=True)[0][1]["writable"]
+    assert regions.register(card, memory_of(bytearray(8)), remote=False, writable=True)[0][1]["writable"]
 
 
 @pytest.mark.skipif(bool(find_ports()), reason="this host has an RDMA device")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from monarch_kernel.watch import Board, RankState, advanced, board
-from monarch_kernel.watch.facts import (
+from monarch_kernel.watch.board import (
     ActorsFact,
     CellFact,
     CellName,

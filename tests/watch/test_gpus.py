@@ -6,7 +6,7 @@ import types
 from typing import Any
 
 from monarch_kernel.protocol.observation import GpuFigures
-from monarch_kernel.runtime.host.gpus import GpuReader, read_gpus
+from monarch_kernel.runtime.host.host_observer import GpuReader, read_gpus
 from tests.conftest import wait_until
 
 

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from monarch_kernel.watch import History, HistoryQueryError
-from monarch_kernel.watch.history.columns import BoundedTables, ColumnTable
-from monarch_kernel.watch.history.query import ask, named_tables
-from monarch_kernel.watch.history.tables import TABLES, VIEWS
+from monarch_kernel.watch.history.query import TABLES, VIEWS, BoundedTables, ColumnTable, ask, named_tables
 from tests.actor.conftest import Procs
 from tests.conftest import wait_until
 from tests.watch.actors import Worker

@@ -19,9 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from monarch_kernel.runtime.actor.tracing import call_hooks
 from monarch_kernel.watch import Metrics, MetricsEndpoint
-from monarch_kernel.watch.metrics.counters import BOUNDS, MOST_ENDPOINTS, OTHERS, Counters
-from monarch_kernel.watch.metrics.endpoint import MOST
-from monarch_kernel.watch.metrics.families import families
+from monarch_kernel.watch.metrics import BOUNDS, MOST, MOST_ENDPOINTS, OTHERS, Counters, families
 from monarch_kernel.watch.model import Delta, FailureView, HostView, MeshView, RankState, RankView, Snapshot
 from tests.actor.conftest import Procs
 from tests.conftest import wait_until

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from monarch_kernel.watch import Board
-from monarch_kernel.watch.facts import ActorsFact, Condition, FailureFact, HostFact, MeshFact, MeshMark
+from monarch_kernel.watch.board import ActorsFact, Condition, FailureFact, HostFact, MeshFact, MeshMark
 from monarch_kernel.watch.model import ActorView, RankState
 from monarch_kernel.watch.status_table import StatusTable, status_tables
-from monarch_kernel.widgets.mesh_html import mesh_html
+from monarch_kernel.widgets.mesh_display import mesh_html
 
 
 def board_of(ranks: int) -> Board:

@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 
 from monarch_kernel.introspection import trace_records
 from monarch_kernel.protocol.trace_records import RecordedTrace, TraceRecord
-from monarch_kernel.watch.tracing.chrome_trace import ChromeTrace, LaneSpan, ProcessRecords, lanes_of
-from monarch_kernel.watch.tracing.clocks import ClockAlignment, ClockOffset, ClockSample, estimate
+from monarch_kernel.watch.tracing import (
+    ChromeTrace,
+    ClockAlignment,
+    ClockOffset,
+    ClockSample,
+    LaneSpan,
+    ProcessRecords,
+    estimate,
+    lanes_of,
+)
 from tests.watch.traces import ReadTrace
 
 MS = 1_000_000

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.display.styles import STATE_COLOURS
+from monarch_kernel.display.tables import STATE_COLOURS
 from monarch_kernel.watch.model import HostView, MeshView, RankState, RankView, Snapshot, StopView
-from monarch_kernel.widgets.mesh_html import MOST_HOSTS, mesh_html, meshes_html
+from monarch_kernel.widgets.mesh_display import MOST_HOSTS, mesh_html, meshes_html
 
 NOW = 1_000.0
 

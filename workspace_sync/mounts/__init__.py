@@ -4,7 +4,7 @@ Mounts need ``/dev/fuse``, and the program ``fusermount3`` for users other than 
 """
 
 from workspace_sync.model.errors import MountError
-from workspace_sync.mounts.gather import GatherMount, gather_mount
+from workspace_sync.mounts.gathered_tree import GatherMount, gather_mount
 from workspace_sync.mounts.remote import MountHandler, remotemount
 
 __all__ = ["GatherMount", "MountError", "MountHandler", "gather_mount", "remotemount"]

@@ -22,8 +22,7 @@ from monarch_kernel.runtime.actor.errors import ActorError, SupervisionError
 from monarch_kernel.runtime.transfer.errors import RDMAError
 from workspace_sync.model.errors import MountError, StoreError
 from workspace_sync.model.manifest import FileEntry, digest_of
-from workspace_sync.mounts.layout import PackedBlock, PackedSegment
-from workspace_sync.mounts.routes import CLIENT
+from workspace_sync.mounts.layout import CLIENT, PackedBlock, PackedSegment
 from workspace_sync.mounts.source import Loan, Way
 from workspace_sync.store import Store
 

@@ -15,8 +15,7 @@ from monarch_kernel.rdma import RDMABuffer, RDMATcpFallbackWarning
 from workspace_sync.model.errors import MountError, ScanError
 from workspace_sync.model.manifest import FileEntry, Manifest, changes, delta, encode_delta
 from workspace_sync.model.workspace import Workspace
-from workspace_sync.mounts.layout import PackedSegment, lay_out
-from workspace_sync.mounts.routes import CLIENT, BlockRoutes
+from workspace_sync.mounts.layout import CLIENT, BlockRoutes, PackedSegment, lay_out
 from workspace_sync.scanning import Index, Scan, scan
 
 #: The interval at which a waiting host checks again without a notification (seconds).

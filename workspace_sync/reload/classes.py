@@ -19,8 +19,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any, cast
 
-from workspace_sync.reload.functions import FunctionUpdate, unwrapped
-from workspace_sync.reload.journal import Journal
+from workspace_sync.reload.functions import FunctionUpdate, Journal, unwrapped
 
 #: Metaclasses whose classes can be changed in place.
 PLAIN = (type, abc.ABCMeta)

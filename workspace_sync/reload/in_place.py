@@ -26,8 +26,7 @@ from monarch_kernel.actor import Actor
 from monarch_kernel.introspection import actor_class_changed
 from workspace_sync.model.manifest import digest_of
 from workspace_sync.reload.classes import ClassUpdate, Unsound
-from workspace_sync.reload.functions import FunctionUpdate, class_bodies_of, functions_of
-from workspace_sync.reload.journal import Journal
+from workspace_sync.reload.functions import FunctionUpdate, Journal, class_bodies_of, functions_of
 from workspace_sync.reload.loaded import Folders, Loaded, is_extension, loaded_modules
 from workspace_sync.reload.refresh_report import FAILED, KEPT, RELOADED, STALE, ModuleReport
 

@@ -13,9 +13,8 @@ import msgspec
 from workspace_sync.model.errors import ScanError
 from workspace_sync.model.manifest import MODE_BITS, FileEntry, Folder, Manifest, digest_of, entry_path, printable, seal
 from workspace_sync.model.workspace import Workspace
-from workspace_sync.scanning.announcement import Announcement, LeftOut, announce, left_out, sizes_in
 from workspace_sync.scanning.hashing import ContentTaker, FileToRead, Hashed, Outcome, ScanPlan, hash_files, read_at
-from workspace_sync.scanning.index import Index, Record
+from workspace_sync.scanning.index import Announcement, Index, LeftOut, Record, announce, left_out, sizes_in
 from workspace_sync.scanning.walk import Item, Problems, Walk, Walker
 
 #: A file that changed this shortly before the scan may change again without new times (ns): file systems keep times

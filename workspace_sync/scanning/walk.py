@@ -17,7 +17,7 @@ import msgspec
 from workspace_sync.model.errors import ScanError
 from workspace_sync.model.manifest import MODE_BITS, Folder, entry_path, printable
 from workspace_sync.model.workspace import Links, is_environment
-from workspace_sync.scanning.chunking import Cuts
+from workspace_sync.scanning.hashing import Cuts
 from workspace_sync.scanning.index import Index, LeftOutEntry, Record
 from workspace_sync.scanning.rules import GITIGNORE, MESHIGNORE, RuleFile, Rules, Scope, rules_around
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from workspace_sync.model.manifest import MODE_BITS, FileEntry, Folder, Manifest, entry_path, printable, seal
-from workspace_sync.store.cloning import digest_of_file
+from workspace_sync.store.objects import digest_of_file
 from workspace_sync.store.tree import Descriptor, TreeFolder
 
 #: The number of files of a folder that one thread hashes.

@@ -14,11 +14,10 @@ from workspace_sync.model.manifest import Manifest, ManifestError, delta, patche
 from workspace_sync.store.early_tree import EARLY, EarlyTree, emptied
 from workspace_sync.store.examination import HeldManifest, Problem, compared, empty, examined, glanced
 from workspace_sync.store.failures import explain
-from workspace_sync.store.generations import SLOT
-from workspace_sync.store.kept import Keeper, strays
+from workspace_sync.store.kept import Keeper, resolved, strays, users_of, working_folders
 from workspace_sync.store.objects import Objects
-from workspace_sync.store.processes import resolved, users_of, working_folders
 from workspace_sync.store.records import (
+    SLOT,
     ManifestRecord,
     SlotRecord,
     boot_id,

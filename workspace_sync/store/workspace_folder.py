@@ -17,9 +17,8 @@ from workspace_sync.model.manifest import changes as differences
 from workspace_sync.store.early_tree import EarlyTree
 from workspace_sync.store.examination import HeldManifest, Problem, empty, examined
 from workspace_sync.store.failures import explain
-from workspace_sync.store.generations import CURRENT, Generations
 from workspace_sync.store.kept import Footprint, Inventory, Keeper, inventory, kept_tree, remove
-from workspace_sync.store.records import Generation
+from workspace_sync.store.records import CURRENT, Generation, Generations
 from workspace_sync.store.slot_change import SlotChange
 from workspace_sync.store.slots import Slots, carry
 from workspace_sync.store.sources import Donor, Sources

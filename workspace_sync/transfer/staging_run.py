@@ -16,7 +16,7 @@ from typing import Any
 from monarch_kernel.rdma import RDMABuffer
 from workspace_sync.environment import LockFile
 from workspace_sync.model.sync_report import SyncProgress
-from workspace_sync.transfer.blocks import ContentBlock, Piece, pack
+from workspace_sync.transfer.blocks import Changes, ContentBlock, PartChange, Piece, pack
 from workspace_sync.transfer.calls import Answer, Calls
 from workspace_sync.transfer.messages import (
     INLINE,
@@ -29,7 +29,6 @@ from workspace_sync.transfer.messages import (
     Switched,
     decode_missing,
 )
-from workspace_sync.transfer.parts import Changes, PartChange
 from workspace_sync.transfer.scheduler import CLIENT, Action, Fetch, FetchLimits, GiveUp, Scheduler
 from workspace_sync.transfer.supply import EarlyPipe, Supply
 

@@ -91,7 +91,7 @@ export class Series {
   }
 }
 
-/** By the rule of `monarch_kernel/display/outliers.py`; ranks without a finite number are always among them. */
+/** By the rule of `monarch_kernel/display/quantities.py`; ranks without a finite number are always among them. */
 function standingOut(points: readonly Point[]): Outlier[] {
   const broken = points.filter(([, value]) => !isNumber(value)).map(([rank]) => ({ rank, value: null }));
   const { middle } = spreadOf(points);

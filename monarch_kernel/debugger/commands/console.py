@@ -23,8 +23,7 @@ from monarch_kernel.debugger.commands.grammar import (
     read_command,
     read_count,
 )
-from monarch_kernel.debugger.commands.inspection import InspectionCommands
-from monarch_kernel.debugger.commands.selection import StopSelection, Thread, thread_of
+from monarch_kernel.debugger.commands.inspection import InspectionCommands, StopSelection, Thread, thread_of
 from monarch_kernel.debugger.commands.stop_text import (
     RankNames,
     clock,

@@ -8,7 +8,7 @@ from monarch_kernel.debugger.events import Key, RankStop
 from monarch_kernel.debugger.frames import frames_of_a_stack, shown_frame
 from monarch_kernel.debugger.model.stops import Stop, StopFrame
 from monarch_kernel.debugger.source_locations import Label
-from monarch_kernel.display.locations import source_line
+from monarch_kernel.display.quantities import source_line
 from monarch_kernel.meshes import format_ranks
 
 _RUNS = 8

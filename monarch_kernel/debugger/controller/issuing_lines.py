@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from monarch_kernel.debugger.model.evidence import Evidence
-from monarch_kernel.debugger.model.stacks import Stack, StackFrame, StackSnapshot
+from monarch_kernel.debugger.model.stops import Stack, StackFrame, StackSnapshot
 from monarch_kernel.debugger.source_locations import SourceLocation, kind_of
-from monarch_kernel.display.locations import source_line
+from monarch_kernel.display.quantities import source_line
 from monarch_kernel.introspection import issued_at
 
 

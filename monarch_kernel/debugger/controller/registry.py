@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.debugger.client_paths import stop_at_client
 from monarch_kernel.debugger.controller.hub_actor import hub_actor
 from monarch_kernel.debugger.events import Event, Key, RankGone, RankRanOff, RankResumed, RankStop, RankStopped
+from monarch_kernel.debugger.frames import stop_at_client
 from monarch_kernel.debugger.model.stops import Stop
-from monarch_kernel.debugger.rank.agent import DebugAgent
+from monarch_kernel.debugger.rank.rank_debugger import DebugAgent
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import Whole
 from monarch_kernel.subscriptions import Subscribers, Subscription

@@ -6,9 +6,8 @@ the thread that is shown. `gateway` is a separate entry point: it forwards an ID
 debugpy in a rank.
 """
 
-from monarch_kernel.debugger.dap.messages import RequestError, refusal, response
+from monarch_kernel.debugger.dap.messages import MOVES, RequestError, refusal, response
 from monarch_kernel.debugger.dap.rank_session import ERROR_FILTERS, RankSession
 from monarch_kernel.debugger.dap.stop_table import DebugState
-from monarch_kernel.debugger.dap.translate import MOVES
 
 __all__ = ["ERROR_FILTERS", "MOVES", "DebugState", "RankSession", "RequestError", "refusal", "response"]

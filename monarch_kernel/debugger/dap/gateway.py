@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from monarch_kernel.actor import ActorError, ActorMesh, Channel, ProcMesh, SupervisionError
-from monarch_kernel.debugger.dap.framing import Frames, content, frame
+from monarch_kernel.debugger.dap.messages import Frames, content, frame
 from monarch_kernel.debugger.rank.debugpy_tunnel import START_TIMEOUT, DebugpyProcess, DebugpyTunnel
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.engines.interface import NotOffered

@@ -14,29 +14,26 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger.controller.viewers import DriverError
-from monarch_kernel.debugger.dap.id_table import BASE, FrameOf
 from monarch_kernel.debugger.dap.messages import (
+    MOVES,
     Arguments,
     Body,
+    BreakpointLine,
     Event,
     Request,
     RequestError,
     Response,
     arguments_of,
-    refusal,
-    response,
-)
-from monarch_kernel.debugger.dap.stop_table import DebugState, StopTable
-from monarch_kernel.debugger.dap.translate import (
-    MOVES,
-    BreakpointLine,
     breakpoint_of,
     breakpoint_reply,
     evaluation_reply,
     frame_reply,
     is_shown,
+    refusal,
+    response,
     value_reply,
 )
+from monarch_kernel.debugger.dap.stop_table import BASE, DebugState, FrameOf, StopTable
 from monarch_kernel.debugger.events import BreakpointsChanged, RankGone, RankRanOff, RankResumed, RankStop, RankStopped
 from monarch_kernel.debugger.events import Event as MeshEvent
 from monarch_kernel.debugger.frames import frames_of_an_ide

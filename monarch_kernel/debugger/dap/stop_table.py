@@ -2,17 +2,254 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NotRequired, TypedDict
 
 from monarch_kernel.actor import ProcMesh
-from monarch_kernel.debugger.dap.id_table import FrameOf, IdTable, RankThread, ValueOf
-from monarch_kernel.debugger.dap.messages import Arguments, Body, Event, RequestError
-from monarch_kernel.debugger.dap.stop_queue import StopQueue
-from monarch_kernel.debugger.dap.translate import stopped_body
+from monarch_kernel.debugger.dap.messages import Arguments, Body, Event, RequestError, stopped_body
 from monarch_kernel.debugger.events import Key, RankStop
 from monarch_kernel.debugger.frames import frames_of_an_ide
+
+# Select the stopped thread that a front end shows. The others wait in a queue.
+#
+# JupyterLab shows one thread, the one in the last `stopped` event. It has no list of threads, and treats a `continued`
+# event of any thread as the end of the stop that it shows. It is therefore notified of one stop at a time, and the
+# others wait here. A front end with a list of threads (VS Code) is notified of every stop immediately, and keeps its
+# focus unless an event changes it.
+#
+# The kernel's own threads and those of ranks share one queue. Pure: events in, events out.
+
+
+class StopQueue:
+    """The stopped threads by their ids: the one that is shown, and those that wait.
+
+    Args:
+        lists_threads: whether the front end has a list of threads.
+    """
+
+    def __init__(self, lists_threads: bool = False) -> None:
+        self.lists_threads = lists_threads
+        self.shown: int | None = None
+        """The thread shown, which is stopped."""
+        self.moving: int | None = None
+        """The thread that was shown and is now stepping; it will be shown again."""
+        self._stopped: dict[int, Body] = {}
+
+    def __contains__(self, thread: int) -> bool:
+        return thread in self._stopped
+
+    @property
+    def threads(self) -> list[int]:
+        """Return the stopped threads: the shown one first, then the waiting ones in the order of their stops."""
+        return sorted(self._stopped, key=lambda thread: thread != self.shown)
+
+    def stopped(self, thread: int, body: Body) -> list[Event]:
+        """Handle that a thread has stopped; `body` is the body of its `stopped` event."""
+        self._stopped[thread] = {**body, "threadId": thread, "allThreadsStopped": False}
+        returns = self.moving == thread
+        if returns or (self.shown in (None, thread) and self.moving is None):
+            self.moving = None
+            return self._show(thread)
+        if self.lists_threads:
+            return [{"event": "stopped", "body": {**self._stopped[thread], "preserveFocusHint": True}}]
+        return []
+
+    def resumed(self, thread: int) -> list[Event]:
+        """Handle that a thread runs again."""
+        if self._stopped.pop(thread, None) is None:
+            return []
+        if self.shown != thread:
+            return [_continued(thread)] if self.lists_threads else []
+        self.shown = None
+        if self.moving == thread:
+            # What it showed stays on display until it stops again, so that stepping does not flicker.
+            return [_continued(thread)] if self.lists_threads else []
+        return [_continued(thread), *self._next()]
+
+    def withdraw(self, threads: Iterable[int]) -> None:
+        """Remove threads that are about to run together with the shown one, so that none of them is shown."""
+        for thread in threads:
+            if thread != self.shown:
+                self._stopped.pop(thread, None)
+
+    def gone(self, thread: int) -> list[Event]:
+        """Handle that a thread has ended, stopped or not."""
+        events = self.resumed(thread)
+        if self.moving == thread:
+            events += self.overdue()
+        if self.lists_threads:
+            events.append({"event": "thread", "body": {"reason": "exited", "threadId": thread}})
+        return events
+
+    def step(self, thread: int) -> None:
+        """Record that the thread is about to step; it keeps the focus if it has it."""
+        if self.shown == thread:
+            self.moving = thread
+
+    def hold(self) -> None:
+        """Record that the step was rejected."""
+        self.moving = None
+
+    def overdue(self) -> list[Event]:
+        """Show another thread, because the step takes long (for example in a collective that waits for other ranks)."""
+        thread, self.moving = self.moving, None
+        if thread is None or thread in self._stopped:
+            return []
+        return [*([] if self.lists_threads else [_continued(thread)]), *self._next()]
+
+    def focus(self, thread: int) -> list[Event]:
+        """Show this thread, which must be stopped."""
+        self.moving = None
+        return self._show(thread)
+
+    def show_again(self) -> list[Event]:
+        """Report all stops to a front end that has just connected."""
+        events: list[Event] = []
+        if self.shown is not None:
+            events += self._show(self.shown)
+        if self.lists_threads:
+            others = [thread for thread in self._stopped if thread != self.shown]
+            events += [
+                {"event": "stopped", "body": {**self._stopped[each], "preserveFocusHint": True}} for each in others
+            ]
+        return events
+
+    def _show(self, thread: int) -> list[Event]:
+        self.shown = thread
+        return [{"event": "stopped", "body": dict(self._stopped[thread])}]
+
+    def _next(self) -> list[Event]:
+        waiting = next(iter(self._stopped), None)
+        if waiting is None:
+            return []
+        if self.lists_threads:  # the front end chooses
+            self.shown = waiting
+            return []
+        return self._show(waiting)
+
+
+def _continued(thread: int) -> Event:
+    return {"event": "continued", "body": {"threadId": thread, "allThreadsContinued": False}}
+
+
+# Assign the ids by which a front end refers to objects of ranks: threads, frames, and values that have children.
+#
+# All kinds share one counter that begins at `BASE`, so no id collides with one of the kernel's own debugger, which
+# begins at 1 and counts slowly. No id is reused: a front end may request an object that no longer exists, and must not
+# receive another one.
+
+BASE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RankThread:
+    """A thread of a rank. `seat` 0 is the first that ever stopped; it represents a rank without stopped threads."""
+
+    mesh: str
+    rank: int
+    seat: int
+
+
+@dataclass(frozen=True, slots=True)
+class FrameOf:
+    """A frame of a stop; index 0 is the innermost."""
+
+    key: Key
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ValueOf:
+    """A value of a stop that has children.
+
+    Attributes:
+        key: the stop.
+        ref: the rank's own number for it (`Variable.ref`).
+        indexed: how many of its children have an index; they come first.
+        scope: whether it is a scope, whose children are variables.
+    """
+
+    key: Key
+    ref: int
+    indexed: int = 0
+    scope: bool = False
+
+
+Named = RankThread | FrameOf | ValueOf
+"""The objects that an id may refer to."""
+
+
+class IdTable:
+    """All ids. Not thread-safe: `StopTable` holds its lock."""
+
+    def __init__(self) -> None:
+        self._count = itertools.count(BASE)
+        self._threads: dict[RankThread, int] = {}
+        self._seats: dict[tuple[str, int], dict[int, int]] = {}
+        self._frame_ids: dict[FrameOf, int] = {}
+        self._value_ids: dict[ValueOf, int] = {}
+        self._named: dict[int, Named] = {}
+
+    def thread(self, mesh: str, rank: int, ident: int | None = None) -> int:
+        """Return the id of a thread. It stays the same from stop to stop.
+
+        Args:
+            mesh: the mesh of the thread.
+            rank: the rank of the thread.
+            ident: distinguishes it from other threads of the rank; None for the rank as a whole.
+        """
+        seat = 0
+        if ident is not None:
+            seats = self._seats.setdefault((mesh, rank), {})
+            seat = seats.setdefault(ident, len(seats))
+        thread = RankThread(mesh, rank, seat)
+        return self._threads.get(thread) or self._threads.setdefault(thread, self._new(thread))
+
+    def frame(self, key: Key, index: int) -> int:
+        """Return the id of a frame."""
+        frame = FrameOf(key, index)
+        return self._frame_ids.get(frame) or self._frame_ids.setdefault(frame, self._new(frame))
+
+    def value(self, key: Key, ref: int, indexed: int = 0, scope: bool = False) -> int:
+        """Return the id of a value's children; 0 if it has none."""
+        if not ref:
+            return 0
+        value = ValueOf(key, ref, indexed, scope)
+        return self._value_ids.get(value) or self._value_ids.setdefault(value, self._new(value))
+
+    def named(self, number: object) -> Named | None:
+        """Return the object of an id; None if it is gone, or the id was never assigned."""
+        return self._named.get(number) if isinstance(number, int) else None
+
+    def renew_frames(self, key: Key) -> None:
+        """Assign new ids to the frames of a stop when they are next requested; the old ids stay valid."""
+        self._frame_ids = {frame: number for frame, number in self._frame_ids.items() if frame.key != key}
+
+    def forget_stop(self, key: Key) -> None:
+        """Forget the frames and values of a stop that is over."""
+        self.renew_frames(key)
+        self._value_ids = {value: number for value, number in self._value_ids.items() if value.key != key}
+        self._named = {
+            number: named for number, named in self._named.items() if isinstance(named, RankThread) or named.key != key
+        }
+
+    def forget_rank(self, mesh: str, rank: int) -> list[int]:
+        """Forget the threads of a rank that has ended. Return their ids."""
+        gone = [number for thread, number in self._threads.items() if (thread.mesh, thread.rank) == (mesh, rank)]
+        self._threads = {thread: number for thread, number in self._threads.items() if number not in gone}
+        self._seats.pop((mesh, rank), None)
+        for number in gone:
+            del self._named[number]
+        return gone
+
+    def _new(self, named: Named) -> int:
+        number = next(self._count)
+        self._named[number] = named
+        return number
+
 
 #: Meshes with more ranks than this are listed with their stopped ranks only.
 MOST_THREADS = 64

@@ -23,9 +23,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from monarch_kernel import programs
-from monarch_kernel.debugger.outside.permission import permission_remedy
 from monarch_kernel.debugger.outside.processes import LaunchedRank, OutsideError, check_ours, python_version
-from monarch_kernel.debugger.outside.reading import OutsideProcess
+from monarch_kernel.debugger.outside.reading import OutsideProcess, permission_remedy
 from monarch_kernel.engines.join.announcements import (
     ANSWER,
     SCRIPT,

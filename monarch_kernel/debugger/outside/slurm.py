@@ -19,10 +19,10 @@ from monarch_kernel.debugger.outside.processes import (
     launched_rank,
     owner_of,
     python_version,
+    topmost,
 )
 from monarch_kernel.debugger.outside.reading import NATIVE_TIMEOUT, OutsideProcess, as_json, from_json, read_processes
 from monarch_kernel.debugger.outside.remote_exec import PreparedRanks
-from monarch_kernel.debugger.outside.selection import topmost
 from monarch_kernel.launchers.base import LaunchError
 from monarch_kernel.launchers.slurm import queue as slurm_queue
 from monarch_kernel.launchers.slurm.queue import step_beside

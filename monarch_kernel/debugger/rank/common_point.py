@@ -33,7 +33,7 @@ from types import CodeType, FrameType
 from typing import NamedTuple
 
 from monarch_kernel.debugger.source_locations import CELL_RUNNER, RUNTIME, is_user_frame, kind_of
-from monarch_kernel.engines.join.collectives import issued
+from monarch_kernel.engines.join.progress_monitor import issued
 
 #: The maximum time that a thread waits for the controller, which may have died (seconds).
 PATIENCE = 10.0

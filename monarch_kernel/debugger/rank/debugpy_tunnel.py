@@ -20,7 +20,7 @@ from typing import Any
 
 from monarch_kernel import programs
 from monarch_kernel.actor import Actor, Port, endpoint
-from monarch_kernel.debugger.dap.framing import Frames, content, frame
+from monarch_kernel.debugger.dap.messages import Frames, content, frame
 
 #: How long debugpy may take to start (seconds).
 START_TIMEOUT = 15.0

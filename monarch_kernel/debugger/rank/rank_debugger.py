@@ -14,8 +14,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
+
 from monarch_kernel import environment
-from monarch_kernel.actor import Extent, Point
+from monarch_kernel.actor import Actor, Extent, Point, endpoint
 from monarch_kernel.debugger.rank import common_point
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import failed_by_peer, failures, on_failure
@@ -35,6 +37,27 @@ if TYPE_CHECKING:
     )
     from monarch_kernel.debugger.rank.stopping.tracer import StopTracer
     from monarch_kernel.introspection import Failure
+
+__all__ = [
+    "RankDebugger",
+    "arm",
+    "attach",
+    "call",
+    "cancel_pause",
+    "evaluate",
+    "existing_tracer",
+    "kept_errors",
+    "pause",
+    "post_mortem",
+    "rank_of",
+    "resume",
+    "scopes",
+    "serve",
+    "set_variable",
+    "stop_here",
+    "variables",
+]
+
 
 #: How long a voting rank waits for the other ranks, and then for the hub's decision (seconds).
 VOTE_PATIENCE = 5.0
@@ -460,22 +483,34 @@ def _sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-__all__ = [
-    "RankDebugger",
-    "arm",
-    "attach",
-    "call",
-    "cancel_pause",
-    "evaluate",
-    "existing_tracer",
-    "kept_errors",
-    "pause",
-    "post_mortem",
-    "rank_of",
-    "resume",
-    "scopes",
-    "serve",
-    "set_variable",
-    "stop_here",
-    "variables",
-]
+# The debug agent: the debugger's actor on a rank. Each request runs on a separate thread, so none delays another.
+
+
+class DebugAgent(Actor):
+    """The agent of one rank, spawned by the first query to its mesh.
+
+    Args:
+        hub: the actor that receives this rank's stops (`controller.hub_actor.DebugHub`).
+        uid: the unique name of the proc mesh.
+        mesh: its displayed name.
+    """
+
+    __tool__ = True
+    __background__ = True
+
+    def __init__(self, hub: Any, uid: str, mesh: str) -> None:
+        self._point = tool_runtime().actor_here().rank
+        self._uid = uid
+        attach(hub, uid, mesh, self._point)
+
+    @endpoint(explicit_response_port=True)
+    def run(self, port: Any, request: bytes) -> None:
+        """Call the pickled ``(function, args)``; return this rank and the function's result."""
+        threading.Thread(target=self._run, args=(port, request), name="monarch-debugger", daemon=True).start()
+
+    def _run(self, port: Any, request: bytes) -> None:
+        try:
+            function, args = cloudpickle.loads(request)
+            port.send((self._point.rank, serve(self._uid, function, args)))
+        except BaseException as error:
+            port.exception(error)

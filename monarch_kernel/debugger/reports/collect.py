@@ -15,8 +15,7 @@ from monarch_kernel.debugger.controller.stacks import stacks
 from monarch_kernel.debugger.controller.stragglers import StragglerReport, stragglers
 from monarch_kernel.debugger.outside.processes import figures
 from monarch_kernel.debugger.rank.versions import versions_here
-from monarch_kernel.debugger.reports.job_report import JobReport
-from monarch_kernel.debugger.reports.plain import JobFacts, RankFacts
+from monarch_kernel.debugger.reports.job_report import JobFacts, JobReport, RankFacts
 from monarch_kernel.display.quantities import duration
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement, announcements, began_at, pid_space

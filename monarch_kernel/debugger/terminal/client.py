@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_kernel.debugger.commands.stop_text import with_clock
-from monarch_kernel.display.controls import only_colours
+from monarch_kernel.display.tables import only_colours
 from monarch_kernel.introspection import Controller
 
 #: The time limit for a completion (seconds).

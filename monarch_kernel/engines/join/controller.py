@@ -28,8 +28,14 @@ from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncemen
 from monarch_kernel.engines.join.frame_loop import FrameLoop
 from monarch_kernel.engines.join.gateway_machines import GatewayMachines
 from monarch_kernel.engines.join.jobs import JoinableJob, job_named, jobs_of
-from monarch_kernel.engines.join.outside_stacks import OutsideRead
-from monarch_kernel.engines.join.rank_machines import JoinableRank, RankLink, RankMachines, ThisMachine, at_once
+from monarch_kernel.engines.join.rank_machines import (
+    JoinableRank,
+    OutsideRead,
+    RankLink,
+    RankMachines,
+    ThisMachine,
+    at_once,
+)
 from monarch_kernel.engines.join.remote_machine import RelayCommand, RemoteMachine
 from monarch_kernel.introspection import StackRead
 from monarch_kernel.protocol.data_pickles import NotDataError, check_data, without_foreign_exceptions

@@ -13,8 +13,7 @@ from monarch_kernel._version import __version__
 from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement
 from monarch_kernel.engines.join.frame_loop import FrameLoop
 from monarch_kernel.engines.join.gateway_seal import Seal, SealBrokenError
-from monarch_kernel.engines.join.outside_stacks import OutsideRead
-from monarch_kernel.engines.join.rank_machines import JoinableRank, at_once
+from monarch_kernel.engines.join.rank_machines import JoinableRank, OutsideRead, at_once
 from monarch_kernel.engines.join.remote_machine import ANSWER, RelayLink, RemoteMachine
 from monarch_kernel.protocol.gateway_messages import MeetAs, MeetClosed, MeetFrame, MeetMachines, MeetOpen
 from monarch_kernel.protocol.keys import KeyFileError, load_keys

@@ -10,21 +10,49 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.engines.join.announcements import HANG, join_folder
-from monarch_kernel.engines.join.collectives import issued_by_all
 from monarch_kernel.engines.join.helper_process import say, start_helper
 from monarch_kernel.thread_frames import current_frames
 
 if TYPE_CHECKING:
     import subprocess
+
+
+# Count the collectives that this process has issued.
+#
+# Ranks load this module, so it imports only the standard library.
+
+
+def issued() -> int | None:
+    """Return how many collectives the default group of torch.distributed has issued here; None if unknown."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    try:
+        if distributed is None or not distributed.is_initialized():
+            return None
+        return int(distributed.group.WORLD._get_sequence_number_for_group())
+    except Exception:  # some builds and backends do not count
+        return None
+
+
+def issued_by_all() -> int | None:
+    """Return how many collectives all process groups together have issued here; None if unknown."""
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    try:
+        if c10d is None or not c10d.is_initialized():
+            return None
+        return sum(int(group._get_sequence_number_for_group()) for group in list(c10d._world.pg_map))
+    except Exception:  # as above; also, groups come and go
+        return issued()
+
 
 #: The minimum and maximum interval of checks (seconds), and the number of checks within the time that counts as a hang.
 _SHORTEST, _LONGEST, _LOOKS = 0.2, 5.0, 15

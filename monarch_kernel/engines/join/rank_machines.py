@@ -11,13 +11,51 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from monarch_kernel.engines.join.announcements import RankAnnouncement, announcement_of, announcements, pid_space
 from monarch_kernel.engines.join.frame_loop import FrameLoop
 from monarch_kernel.engines.join.identity import RankIdentity
-from monarch_kernel.engines.join.outside_stacks import OutsideRead, read_stacks
 from monarch_kernel.protocol.socket_peers import is_ours, peer_of
+from monarch_kernel.runtime.host import py_spy
+
+__all__ = ["HELLO", "JoinableRank", "RankLink", "RankMachines", "ThisMachine", "greet", "joinable_rank", "refreshed"]
+
+
+# Read stacks of ranks that cannot answer, from another process of the same user, with py-spy.
+
+#: The number of processes that are read in parallel.
+_READ_AT_ONCE = 8
+_NOTHING = "py-spy has read nothing"
+
+
+class OutsideRead(NamedTuple):
+    """The result of reading a process.
+
+    Attributes:
+        why: why it cannot answer, by its state in the operating system; "" if the state does not explain it.
+        dump: py-spy's JSON; "" if there is none.
+        error: why there is no dump.
+    """
+
+    why: str
+    dump: str
+    error: str
+
+
+def read_stacks(pids: Iterable[int], native: bool, timeout: float) -> dict[int, OutsideRead]:
+    """Read the stacks of processes of this machine within ``timeout`` seconds in total."""
+    deadline = time.monotonic() + timeout
+
+    def read(pid: int) -> OutsideRead:
+        why = py_spy.state_of(pid)
+        found = py_spy.read(pid, native, bool(why), max(0.0, deadline - time.monotonic()))
+        return OutsideRead(why, found.dump, "" if found.dump else found.trouble or found.said or _NOTHING)
+
+    pids = list(pids)
+    with ThreadPoolExecutor(_READ_AT_ONCE, "monarch-join-read") as pool:
+        return dict(zip(pids, pool.map(read, pids), strict=True))
+
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -282,15 +320,3 @@ def _answer(sock: socket.socket, received: bytearray) -> dict[str, Any] | None:
     if size > 1 << 20:
         return {}
     return json.loads(bytes(received[4:])) if len(received) == 4 + size else None
-
-
-__all__ = [
-    "HELLO",
-    "JoinableRank",
-    "RankLink",
-    "RankMachines",
-    "ThisMachine",
-    "greet",
-    "joinable_rank",
-    "refreshed",
-]

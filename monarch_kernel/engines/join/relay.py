@@ -24,8 +24,7 @@ from typing import Any
 from monarch_kernel._version import __version__
 from monarch_kernel.engines.join.announcements import RankAnnouncement, announcements
 from monarch_kernel.engines.join.frame_loop import FrameLink, FrameLoop
-from monarch_kernel.engines.join.outside_stacks import read_stacks
-from monarch_kernel.engines.join.rank_machines import Asked, greet, refreshed
+from monarch_kernel.engines.join.rank_machines import Asked, greet, read_stacks, refreshed
 
 CHANNEL = struct.Struct("<I")
 _CHUNK = 1 << 16

@@ -17,8 +17,7 @@ from monarch_kernel import programs
 from monarch_kernel._version import __version__
 from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement, announcement_of
 from monarch_kernel.engines.join.frame_loop import FrameLoop
-from monarch_kernel.engines.join.outside_stacks import OutsideRead
-from monarch_kernel.engines.join.rank_machines import HELLO, JoinableRank, joinable_rank
+from monarch_kernel.engines.join.rank_machines import HELLO, JoinableRank, OutsideRead, joinable_rank
 from monarch_kernel.engines.join.relay import CHANNEL, announcement_key
 
 #: The module that is the relay.

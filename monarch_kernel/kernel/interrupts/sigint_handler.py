@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import signal
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel import programs
 from monarch_kernel.kernel.interrupts.interrupt_relay import InterruptRelay
+
+if TYPE_CHECKING:
+    from monarch_kernel.actor import ProcMesh
+
 
 #: Packages whose tasks are not user code: Ctrl-C must not raise in them.
 _MACHINERY = frozenset({"ipykernel", "tornado", "zmq", "jupyter_client"})
@@ -22,7 +28,7 @@ _MACHINERY = frozenset({"ipykernel", "tornado", "zmq", "jupyter_client"})
 #: The code that sends and receives messages.
 _MESSAGES = os.path.join(programs.PACKAGE, "runtime", "node", "")
 #: The debugger's prompt, which runs inside a wait and may be ended by an exception.
-_PROMPT = tuple(os.path.join(programs.PACKAGE, "kernel", "debug", name) for name in ("stop_prompt.py", "prompt.py"))
+_PROMPT = os.path.join(programs.PACKAGE, "kernel", "debug", "stop_prompt.py")
 
 
 class SigintHandler:
@@ -179,3 +185,232 @@ def _is_machinery(task: asyncio.Task[Any]) -> bool:
     if frame is None:
         return False
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _MACHINERY
+
+
+# Ensure that no SIGINT is lost while the Python handler cannot run.
+#
+# Python runs a signal handler in the main thread, between two bytecodes. The handler does not run while that thread is
+# inside native code, when it entered a blocking system call just after the last check, or when the system delivered
+# the signal to another thread. Python also prints and drops an exception from a destructor or a fork hook.
+
+#: The main thread is woken if the handler has not run after this time (seconds).
+NUDGE_AFTER = 0.05
+#: After this much longer, the press is forwarded without the handler: the main thread is inside native code (seconds).
+STUCK_AFTER = 0.2
+#: The delay before the handler runs again for a press (seconds).
+RETRY_AFTER = 0.005
+#: Presses handled longer ago arrived while other code owned the wakeup pipe, and are ignored (seconds).
+STALE_AFTER = 1.0
+#: Wakes the main thread from a system call. Any signal does; this one has no other meaning.
+NUDGE = signal.SIGRTMAX - 4
+
+
+class SigintMonitor:
+    """Ensures that each SIGINT is handled, and forwarded to ranks even if the kernel cannot handle it.
+
+    The interpreter's C handler immediately writes each signal's number to a pipe, in whichever thread it runs. A thread
+    reads the pipe, and wakes the main thread if the Python handler does not run soon.
+    """
+
+    def __init__(self, handler: SigintHandler) -> None:
+        self._handler = handler
+        handler.retry = self.again
+        self._read, self._write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._write, False)
+        self._thread: threading.Thread | None = None
+        self._unraisable: Callable[[Any], object] = sys.unraisablehook
+
+    def install(self) -> None:
+        """Start the monitor, in the main thread. Call it again when other code may have taken the wakeup pipe."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="monarch-sigint", daemon=True)
+            self._thread.start()
+            os.register_at_fork(after_in_child=self._leave_in_child)
+            self._unraisable, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
+            signal.signal(NUDGE, self._on_nudge)
+        before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        if before not in (-1, self._write):  # an event loop of user code; leave the pipe to it
+            signal.set_wakeup_fd(before)
+
+    def _leave_in_child(self) -> None:
+        # Without this, the signals of a child would arrive in our pipe.
+        signal.set_wakeup_fd(-1)
+
+    def _run(self) -> None:
+        while True:
+            for number in os.read(self._read, 64):
+                if number == signal.SIGINT:
+                    self._follow()
+                elif number == 0 and self._handler.relay.retrying:
+                    time.sleep(RETRY_AFTER)
+                    self._nudge()
+
+    def _follow(self) -> None:
+        """Wait for the handler after a SIGINT, and forward the press if the handler does not run."""
+        came = time.monotonic()
+        if self._was_handled(came, NUDGE_AFTER):
+            return
+        self._nudge()
+        if self._was_handled(came, STUCK_AFTER) or not self._is_ours():
+            return
+        handler = self._handler
+        handler.forwarded.append(None)
+        if self._was_handled(came, 0):  # the handler ran before it could see the entry
+            handler.forwarded.clear()
+        else:
+            handler.press()
+
+    def _was_handled(self, came: float, seconds: float) -> bool:
+        """Return whether the handler runs within this time, or ran just before the signal was read from the pipe."""
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                handled = self._handler.handled.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                return False
+            if handled > came - STALE_AFTER:
+                return True
+
+    def _is_ours(self) -> bool:
+        # While the runtime waits, it installs a handler in front of this one. A handler of user code decides for
+        # itself.
+        current = signal.getsignal(signal.SIGINT)
+        return current is self._handler or getattr(current, "__module__", "").startswith("monarch_kernel.")
+
+    @staticmethod
+    def _nudge() -> None:
+        main = threading.main_thread().ident
+        if main is not None:
+            signal.pthread_kill(main, NUDGE)
+
+    def _on_nudge(self, signum: int, frame: FrameType | None) -> None:
+        if not self._handler.relay.retrying:
+            return  # waking the system call was enough
+        self._handler.relay.retrying = False
+        self._handler.forwarded.append(None)  # the press is already forwarded
+        current = signal.getsignal(signal.SIGINT)
+        if callable(current):
+            current(signal.SIGINT, frame)
+
+    def _on_unraisable(self, unraisable: Any) -> None:
+        """Retry a KeyboardInterrupt that Python drops because no code can catch it."""
+        dropped = unraisable.exc_type is KeyboardInterrupt and in_main_thread()
+        if not dropped or not self._handler.busy:
+            self._unraisable(unraisable)
+            return
+        self.again()
+
+    def again(self) -> None:
+        """Run the handler again for a press that is already forwarded. Safe in a signal handler."""
+        self._handler.relay.retrying = True
+        os.write(self._write, b"\0")
+
+
+# Proc meshes as interrupt targets, for ordinary cells that call endpoints.
+
+#: Ranks that do not report what they run within this time count as hung (seconds).
+PROBE_TIMEOUT = 0.5
+#: The time limit for killed ranks to exit (seconds).
+KILL_TIMEOUT = 5.0
+
+
+class MeshTarget:
+    """A proc mesh, or a slice of one, as an interrupt target. Only ranks that run an endpoint react.
+
+    Ranks, including those of a slice, are numbered as in the mesh that was spawned.
+
+    Args:
+        mesh: the procs.
+        pending: returns the ranks that have not answered, if the caller knows them. Otherwise the ranks are asked.
+        cells: the key prefix of the cells whose calls are interrupted; "" for all running code.
+    """
+
+    def __init__(self, mesh: ProcMesh, pending: Callable[[], Iterable[int]] | None = None, cells: str = "") -> None:
+        self._mesh = mesh
+        self._cells = cells
+        self._pending = pending
+        self._asked: Any = None
+        self._positions = {rank: position for position, rank in enumerate(mesh._region.ranks())}
+
+    @property
+    def outlives_kernel(self) -> bool:
+        """Whether the mesh outlives this kernel."""
+        from monarch_kernel.engines import tool_runtime
+
+        return tool_runtime().kept_host_of(self._mesh) is not None
+
+    def describe(self) -> str:
+        """See ``InterruptTarget``."""
+        return f"mesh '{self._mesh.name}'"
+
+    def interrupt(self) -> object:
+        """See ``InterruptTarget``."""
+        self._asked = self._mesh.interrupt(self._cells)
+        return self._asked
+
+    def unanswered(self) -> Iterable[int]:
+        """Return the ranks on which interrupted code still runs, and those that do not reply.
+
+        The query also interrupts code that still runs once more.
+        """
+        if self._pending is not None:
+            return self._pending()
+        suspects = self._suspects()
+        probes = {rank: self._at(rank).interrupt(self._cells) for rank in suspects}
+        deadline = time.monotonic() + PROBE_TIMEOUT
+        return [rank for rank, probe in probes.items() if self._still_runs(probe, deadline)]
+
+    def kill(self, ranks: Sequence[int]) -> None:
+        """See ``InterruptTarget``."""
+        kills = [self._at(rank).kill(reason="it did not answer an interrupt") for rank in ranks]
+        deadline = time.monotonic() + KILL_TIMEOUT
+        for kill in kills:
+            kill.get(timeout=max(0.0, deadline - time.monotonic()))
+
+    def _suspects(self) -> list[int]:
+        if self._asked is None:
+            return []
+        everyone = self._awaited()
+        if not self._asked.done():
+            return everyone
+        try:
+            stopped = self._asked.get()
+        except Exception:  # some ranks have died; query all ranks again
+            return everyone
+        return [rank for rank, position in self._positions.items() if stopped.get(position)]
+
+    def _awaited(self) -> list[int]:
+        """Return the ranks that may run code for this target; with ``cells``, those that this kernel has called."""
+        if not self._cells:
+            return list(self._positions)
+        from monarch_kernel.engines import tool_runtime
+        from monarch_kernel.kernel.session import session
+
+        managed = session().managed(self._mesh.name)
+        own = () if managed is None else (managed.executor._actor, managed.monitor._actor)
+        called = {proc for call in tool_runtime().awaited_here(own) for proc in call.procs}
+        procs = self._mesh._target().procs
+        return [rank for rank, position in self._positions.items() if procs[position].id in called]
+
+    @staticmethod
+    def _still_runs(probe: Any, deadline: float) -> bool:
+        try:
+            running = probe.get(timeout=max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            return True
+        except Exception:  # a dead rank runs nothing
+            return False
+        return any(running.values())
+
+    def _at(self, rank: int) -> Any:
+        return self._mesh.slice(**self._mesh.extent.point(self._positions[rank]))
+
+
+def running_meshes() -> list[MeshTarget]:
+    """Return a target for each proc mesh of this process, for the calls of this kernel's cells."""
+    meshes = sys.modules.get("monarch_kernel.meshes")
+    notebook = sys.modules.get("monarch_kernel.kernel.notebook")
+    if meshes is None:
+        return []
+    cells = notebook.RUN if notebook is not None else ""
+    return [MeshTarget(mesh, cells=cells) for mesh in meshes.list_proc_meshes()]

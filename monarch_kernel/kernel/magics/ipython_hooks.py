@@ -12,13 +12,13 @@ from typing import Any
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 from IPython.utils.tokenutil import token_at_cursor
 
-from monarch_kernel.kernel.kept_meshes import kept_by_others
 from monarch_kernel.kernel.magics.arguments import parser_for, parser_of
 from monarch_kernel.kernel.magics.completion import Known, MeshCompleter
 from monarch_kernel.kernel.magics.dispatch import FUNCTIONS, TOPICS
 from monarch_kernel.kernel.magics.mesh_magics import MeshMagics
 from monarch_kernel.kernel.magics.rank_introspection import Introspection
 from monarch_kernel.kernel.magics.value_magics import handle_named
+from monarch_kernel.kernel.mesh_lifecycle import kept_by_others
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.output.cell_errors import MeshCellError
 from monarch_kernel.launchers.host_request import job_ids, source_names

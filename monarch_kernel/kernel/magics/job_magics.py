@@ -15,12 +15,12 @@ from monarch_kernel.display.tables import AsTable, TableView
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.engines.interface import NotOffered
 from monarch_kernel.engines.join.announcements import JoinError
-from monarch_kernel.engines.join.listing import JoinableList
+from monarch_kernel.engines.join.jobs import JoinableList
 from monarch_kernel.engines.join.remote_machine import RELAY
-from monarch_kernel.kernel import joined_meshes
-from monarch_kernel.kernel.joined_meshes import Machines
+from monarch_kernel.kernel import mesh_lifecycle
 from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument
 from monarch_kernel.kernel.magics.subcommands import Subcommands
+from monarch_kernel.kernel.mesh_lifecycle import Machines
 from monarch_kernel.kernel.usage_errors import usage_error
 from monarch_kernel.launchers.base import LaunchError
 from monarch_kernel.launchers.listing import JobList, ListedJob, job_named, list_jobs
@@ -191,7 +191,7 @@ class JobMagics(Subcommands):
         """Make a running job a mesh of this notebook; its ranks stay its own, and outlive the notebook."""
         self._prepare(found)
         where = _machines_of(found)
-        self.say(joined_meshes.join(self._session, found.name, where, drive=found.drive, hold=found.hold))
+        self.say(mesh_lifecycle.join(self._session, found.name, where, drive=found.drive, hold=found.hold))
 
     def _prepare(self, found: Arguments) -> None:
         """Prepare running processes for viewers, if the line asks for that."""
@@ -200,7 +200,7 @@ class JobMagics(Subcommands):
         if not found.prepare and found.pids is None and found.torchrun is None:
             return
         from monarch_kernel.debugger.outside import slurm
-        from monarch_kernel.debugger.outside.look import chosen_here
+        from monarch_kernel.debugger.outside.outside_report import chosen_here
         from monarch_kernel.debugger.outside.processes import OutsideError
         from monarch_kernel.debugger.outside.remote_exec import prepare_running
 
@@ -221,4 +221,4 @@ class JobMagics(Subcommands):
     @mesh_argument()
     def leave(self, found: Arguments) -> None:
         """Let go of a joined job: what this notebook has stopped there continues, and the job goes on."""
-        self.say(joined_meshes.leave(self._session, found.name))
+        self.say(mesh_lifecycle.leave(self._session, found.name))

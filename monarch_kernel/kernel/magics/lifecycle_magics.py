@@ -8,7 +8,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 
 from monarch_kernel.actor import HostMesh
 from monarch_kernel.display.quantities import memory
-from monarch_kernel.kernel import kept_meshes, mesh_lifecycle
+from monarch_kernel.kernel import mesh_lifecycle
 from monarch_kernel.kernel.cell_run import CellRun
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.magics.arguments import Arguments, extended_by, mesh_argument, ranks_option
@@ -214,7 +214,7 @@ class LifecycleMagics(Subcommands):
     @argument("--force", action="store_true", help="also if it is attached to another kernel, which then loses it")
     def attach(self, found: Arguments) -> None:
         """Attach a mesh that was started with --keep: its variables, its actors, and what runs on it."""
-        host = kept_meshes.attach(self._session, found.name, found.force)
+        host = mesh_lifecycle.attach(self._session, found.name, found.force)
         for mesh in host.proc_meshes:
             managed = self._session.managed(mesh.name)
             sizes = managed.describe() if managed is not None else f"{len(mesh)} ranks"
@@ -239,4 +239,4 @@ class LifecycleMagics(Subcommands):
     @mesh_argument()
     def detach(self, found: Arguments) -> None:
         """Detach a mesh that was started with --keep; it goes on."""
-        self.say(kept_meshes.detach(self._session, found.name))
+        self.say(mesh_lifecycle.detach(self._session, found.name))

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch_kernel.kernel.cell import split_header
 from monarch_kernel.kernel.cell_run import CellRun
-from monarch_kernel.kernel.cell_text import split_header
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.rank import name_lookup
 

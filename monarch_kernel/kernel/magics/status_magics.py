@@ -14,9 +14,9 @@ from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.display.quantities import text_size
 from monarch_kernel.display.tables import table_html
 from monarch_kernel.engines import tool_runtime
-from monarch_kernel.kernel.kept_meshes import kept_by_others
 from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument, ranks_option
 from monarch_kernel.kernel.magics.subcommands import Subcommands
+from monarch_kernel.kernel.mesh_lifecycle import kept_by_others
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.output.mesh_tables import (
     MeshList,
@@ -205,7 +205,7 @@ class StatusMagics(Subcommands):
     @argument("--apart", type=float, default=1.0, metavar="SECONDS", help="the time between the two readings (1)")
     def look(self, found: Arguments) -> Look:
         """Read processes from outside that others have started: their stacks, and for whom they seem to wait."""
-        from monarch_kernel.debugger.outside.look import LookRequest, look
+        from monarch_kernel.debugger.outside.outside_report import LookRequest, look
         from monarch_kernel.debugger.outside.processes import OutsideError
 
         request = LookRequest(
@@ -226,8 +226,7 @@ class StatusMagics(Subcommands):
     @argument("--save", metavar="FILE", help="write the records to a file, for monarch-kernel stragglers")
     def stragglers(self, found: Arguments) -> StragglerReport:
         """Show which ranks come late to collectives, how long others wait for them, and at which lines."""
-        from monarch_kernel.debugger.controller.stragglers import stragglers
-        from monarch_kernel.debugger.controller.stragglers.records import RecordsError, report_of, save
+        from monarch_kernel.debugger.controller.stragglers import RecordsError, report_of, save, stragglers
 
         if found.last < 1:
             raise usage_error(found.magic, f"--last takes a number of at least 1, not {found.last}")

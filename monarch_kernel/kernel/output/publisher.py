@@ -2,12 +2,132 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from monarch_kernel.kernel.output.transcript import MimeBundle
+# Detect when a cell's own code shows output, so that earlier output of ranks can be shown above it.
+#
+# All output of the cell goes through `sys.stdout` or `sys.stderr`: text is written to them, while displays, results
+# and tracebacks flush both first. This module therefore wraps `write` and `flush` on the thread that runs the cell.
+
+
+class OwnOutput:
+    """Watches the streams of a shell while a cell runs.
+
+    Args:
+        before: called before the cell's own code writes or shows something. Must be fast if there is nothing to do.
+    """
+
+    def __init__(self, before: Callable[[], None]) -> None:
+        self._before = before
+        self._put: list[tuple[Any, str, Callable[..., Any], Callable[..., Any]]] = []
+        self._thread = 0
+        self._pid = 0
+        self._busy = False
+
+    def watch(self) -> None:
+        """Begin to watch: a cell begins on this thread."""
+        self.stop()
+        self._thread = threading.get_ident()
+        self._pid = os.getpid()
+        for stream in (sys.stdout, sys.stderr):
+            for name in ("write", "flush"):
+                method = getattr(stream, name)
+                watched = self._watched(method)
+                with suppress(AttributeError):  # a stream that does not accept attributes is not watched
+                    setattr(stream, name, watched)
+                    self._put.append((stream, name, watched, method))
+
+    def stop(self) -> None:
+        """Stop watching at the end of the cell. A method that has replaced the wrapper, as IPython may do, stays."""
+        while self._put:
+            stream, name, watched, method = self._put.pop()
+            if getattr(stream, name) is watched:
+                setattr(stream, name, method)
+
+    def _watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            if threading.get_ident() == self._thread and not self._busy and os.getpid() == self._pid:
+                self._busy = True
+                try:
+                    self._before()
+                finally:
+                    self._busy = False
+            return method(*args)
+
+        return call
+
+
+# Folded output as plain data: the output of a cell with the ranks that wrote each part.
+#
+# `render.py` converts it to text and HTML; other views (a panel, a widget) may read it directly.
+
+#: A rich result: data by MIME type, as in Jupyter.
+MimeBundle = dict[str, Any]
+
+
+class Source(NamedTuple):
+    """The origin of output: the name of a mesh, and a rank in it."""
+
+    mesh: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Adjacent lines of the same ranks and the same stream."""
+
+    sources: frozenset[Source]
+    stream: str  # "stdout", "stderr", "result", "label" or "notice"
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextView:
+    """The current state of a text section; without blocks it shows nothing."""
+
+    id: int
+    blocks: tuple[Block, ...]
+    progress: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RichView:
+    """The current state of a rich result; without data it has been removed."""
+
+    id: int
+    sources: frozenset[Source]
+    data: MimeBundle
+    metadata: dict[str, Any]
+
+
+View = TextView | RichView
+
+
+@dataclass(frozen=True, slots=True)
+class CutOutput:
+    """Output of some ranks that exceeds their limits and is not shown.
+
+    Attributes:
+        sources: the ranks, all with the same cut.
+        lines: the number of lines.
+        bytes: the size of these lines.
+        rich: the number of rich results.
+        tail: the last of these lines.
+    """
+
+    sources: frozenset[Source]
+    lines: int
+    bytes: int
+    rich: int
+    tail: tuple[str, ...]
 
 
 class Publisher(Protocol):

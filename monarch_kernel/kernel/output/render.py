@@ -2,21 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
 from html import escape
 
-from monarch_kernel.display import styles
-from monarch_kernel.kernel.output.ansi import ansi_to_html, strip_ansi
-from monarch_kernel.kernel.output.transcript import Block, MimeBundle, RichView, Source, TextView, View
+from monarch_kernel.display import tables
+from monarch_kernel.display.tables import ANSI_COLOURS, SEQUENCE, UNSEEN
+from monarch_kernel.kernel.output.publisher import Block, MimeBundle, RichView, Source, TextView, View
 from monarch_kernel.meshes import format_ranks
+
+# Convert terminal colour codes to HTML, or strip them.
+
+#: Real codes have at most three digits, and sequences only a few codes. Longer ones are dropped, as terminals do.
+_COLOUR = re.compile(r"\x1b\[((?:[0-9]{0,3};){0,31}[0-9]{0,3})m")
+
+
+def strip_ansi(text: str) -> str:
+    """Return `text` without terminal control codes."""
+    return UNSEEN.sub("", SEQUENCE.sub("", text)) if "\x1b" in text else text
+
+
+def ansi_to_html(text: str) -> str:
+    """Return `text` escaped for HTML, with colours and weights as spans. Other control codes are dropped."""
+    if "\x1b" not in text:
+        return escape(UNSEEN.sub("", text), quote=False)
+    return "".join(_spans(text))
+
+
+def _spans(text: str) -> Iterator[str]:
+    style: dict[str, str] = {}
+    at = 0
+    for match in SEQUENCE.finditer(text):
+        yield _span(text[at : match.start()], style)
+        at = match.end()
+        if codes := _COLOUR.fullmatch(match.group()):
+            _apply([int(code or 0) for code in codes[1].split(";")], style)
+    yield _span(text[at:], style)
+
+
+def _span(text: str, style: dict[str, str]) -> str:
+    text = escape(UNSEEN.sub("", text), quote=False)
+    if not text or not style:
+        return text
+    return f'<span style="{";".join(f"{name}:{value}" for name, value in style.items())}">{text}</span>'
+
+
+_SWITCHES = {
+    1: ("font-weight", "bold"),
+    2: ("opacity", "0.7"),
+    3: ("font-style", "italic"),
+    4: ("text-decoration", "underline"),
+    9: ("text-decoration", "line-through"),
+}
+_OFF = {
+    22: ("font-weight", "opacity"),
+    23: ("font-style",),
+    24: ("text-decoration",),
+    29: ("text-decoration",),
+    39: ("color",),
+    49: ("background-color",),
+}
+
+
+def _apply(codes: list[int], style: dict[str, str]) -> None:
+    rest = iter(codes)
+    for code in rest:
+        if code == 0:
+            style.clear()
+        elif code in _SWITCHES:
+            name, value = _SWITCHES[code]
+            style[name] = value
+        elif code in _OFF:
+            for name in _OFF[code]:
+                style.pop(name, None)
+        elif code in (38, 48):
+            colour = _extended(rest)
+            if colour:
+                style["color" if code == 38 else "background-color"] = colour
+        elif 30 <= code <= 37 or 90 <= code <= 97:
+            style["color"] = ANSI_COLOURS[code - 30 if code < 90 else code - 82]
+        elif 40 <= code <= 47 or 100 <= code <= 107:
+            style["background-color"] = ANSI_COLOURS[code - 40 if code < 100 else code - 92]
+
+
+def _extended(rest: Iterator[int]) -> str:
+    """Parse the colour after a 38 or 48: `5;n` or `2;r;g;b`."""
+    kind = next(rest, 0)
+    if kind == 2:
+        red, green, blue = (min(next(rest, 0), 255) for _ in range(3))
+        return f"#{red:02x}{green:02x}{blue:02x}"
+    if kind != 5:
+        return ""
+    index = next(rest, 0)
+    if index < 16:
+        return ANSI_COLOURS[index]
+    if index >= 232:
+        grey = min(8 + (index - 232) * 10, 255)
+        return f"#{grey:02x}{grey:02x}{grey:02x}"
+    levels = (0, 95, 135, 175, 215, 255)
+    cube = index - 16
+    return "#" + "".join(f"{levels[part]:02x}" for part in (cube // 36, cube // 6 % 6, cube % 6))
+
 
 # Longer rank sets are truncated so that labels stay readable; the tooltip has the full set.
 _LABEL_RUNS = 6
 
 _STREAMS = {
-    "stderr": f";{styles.BAD}",
-    "notice": f";{styles.DIM};font-style:italic",
-    "progress": f";{styles.DIM}",
+    "stderr": f";{tables.BAD}",
+    "notice": f";{tables.DIM};font-style:italic",
+    "progress": f";{tables.DIM}",
 }
 
 #: Marks figures of ranks. The JupyterLab extension shows them side by side, each with the label in this value.
@@ -84,11 +178,11 @@ def _section_html(view: TextView, name_meshes: bool, tooltip: Tooltip | None) ->
         title = escape(tooltip(block.sources)) if tooltip is not None else ""
         body = ansi_to_html("\n".join(block.lines))
         rows.append(
-            f'<div style="{styles.LABELLED}"><pre style="{styles.LABEL};min-width:{width}ch" title="{title}">'
-            f'{escape(text)}</pre><pre style="{styles.WRAPPED}{_STREAMS.get(block.stream, "")}">{body}</pre></div>'
+            f'<div style="{tables.LABELLED}"><pre style="{tables.LABEL};min-width:{width}ch" title="{title}">'
+            f'{escape(text)}</pre><pre style="{tables.WRAPPED}{_STREAMS.get(block.stream, "")}">{body}</pre></div>'
         )
     if view.progress:
-        rows.append(f'<pre style="{styles.WRAPPED}{_STREAMS["progress"]}">{escape(view.progress)}</pre>')
+        rows.append(f'<pre style="{tables.WRAPPED}{_STREAMS["progress"]}">{escape(view.progress)}</pre>')
     only_labels = not view.progress and all(block.stream == "label" for block in view.blocks)
     name = f' class="{_ONLY_LABELS}"' if only_labels else ""
-    return f'<div{name} style="{styles.BOX}">{"".join(rows)}</div>'
+    return f'<div{name} style="{tables.BOX}">{"".join(rows)}</div>'

@@ -11,8 +11,7 @@ from typing import ClassVar
 from monarch_kernel.actor import Actor, endpoint
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.rank.lazy_shell import LazyShell
-from monarch_kernel.kernel.rank.process_group import cpu_ticks
-from monarch_kernel.kernel.rank.user_code import is_foreign, where_is
+from monarch_kernel.kernel.rank.user_code import cpu_ticks, is_foreign, where_is
 from monarch_kernel.spmd import in_process_group, release
 
 

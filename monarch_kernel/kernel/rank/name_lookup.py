@@ -12,7 +12,7 @@ from typing import Any
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.rank.lazy_shell import GIVEN, LazyShell
 from monarch_kernel.kernel.rank.monitor import CellActivity
-from monarch_kernel.kernel.rank.value_size import shortened
+from monarch_kernel.kernel.rank.sent_values import shortened
 
 #: Names with this prefix are hidden.
 _HIDDEN = "_"
@@ -28,7 +28,7 @@ def look_up(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 def receive_comm(number: str, kind: str, content: dict[str, Any], buffers: list[bytes]) -> bool:
     """Pass a message of the front end to a widget of this rank; returns whether it exists."""
-    from monarch_kernel.kernel.rank.rank_comms import receive
+    from monarch_kernel.kernel.rank.rank_shell import receive
 
     return receive(number, kind, content, buffers)
 

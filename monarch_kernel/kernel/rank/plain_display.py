@@ -7,7 +7,7 @@ import json
 import pprint
 from typing import Any
 
-from monarch_kernel.kernel.rank.value_size import size_at_least
+from monarch_kernel.kernel.rank.sent_values import size_at_least
 
 _LINE = 79
 _SMALL = 10_000

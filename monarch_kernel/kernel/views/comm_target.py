@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from monarch_kernel.widgets.comm_sender import comm_sender
-from monarch_kernel.widgets.connection import ViewConnection
+from monarch_kernel.widgets.connection import ViewConnection, comm_sender
 from monarch_kernel.widgets.open_views import is_view
 
 TARGET = "monarch_kernel.views"

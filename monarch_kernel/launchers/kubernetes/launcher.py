@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from monarch_kernel.launchers.at_once import each_at_once
 from monarch_kernel.launchers.base import (
     HostPhase,
     HostStatus,
@@ -29,6 +28,7 @@ from monarch_kernel.launchers.base import (
     WorkerAnnouncement,
     find_announcement,
 )
+from monarch_kernel.launchers.engine_job import each_at_once
 from monarch_kernel.launchers.kubernetes import api as kubernetes_api
 from monarch_kernel.launchers.kubernetes import pods as kubernetes_pods
 from monarch_kernel.launchers.kubernetes.api import ApiRefusedError, KubernetesApi

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from monarch_kernel.runtime.actor.context import context
-from monarch_kernel.runtime.actor.coroutine_functions import is_coroutine_function
+from monarch_kernel.runtime.actor.definition import is_coroutine_function
 from monarch_kernel.runtime.actor.process import get_system
 from monarch_kernel.runtime.node.future import Future
 

@@ -10,6 +10,14 @@ import os
 import re
 from typing import Any
 
+# Create unique, readable names.
+
+
+def unique(name: str) -> str:
+    """Return ``name``, made safe for file names and log lines, with a random suffix."""
+    return f"{re.sub(r'[^A-Za-z0-9_.]', '_', name)[:24]}-{os.urandom(3).hex()}"
+
+
 _DIGITS = "123456789abcdefghijkmnopqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ"
 _LABEL = r"[a-z](?:[a-zA-Z0-9_-]*[a-z0-9])?"
 _LONGEST = 63

@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Any
 
 from monarch_kernel.runtime.actor.context import current
-from monarch_kernel.runtime.actor.coroutine_functions import is_coroutine_function
+from monarch_kernel.runtime.actor.definition import is_coroutine_function
 from monarch_kernel.runtime.actor.extensions import tensor_functions
 
 _actors: dict[type, type] = {}

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.mesh.shape import Extent
     from monarch_kernel.runtime.node.future import Future
     from monarch_kernel.runtime.node.node import Node
-    from monarch_kernel.runtime.supervision.restarts import RestartPolicy
-    from monarch_kernel.runtime.supervision.tree import Tree
+    from monarch_kernel.runtime.supervision import RestartPolicy, Tree
     from monarch_kernel.subscriptions import Subscribers
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from monarch_kernel import environment, logs
 from monarch_kernel.runtime.actor import output, transports
-from monarch_kernel.runtime.actor.coroutine_functions import is_coroutine_function
+from monarch_kernel.runtime.actor.definition import is_coroutine_function
 from monarch_kernel.runtime.actor.execution import instance
 from monarch_kernel.runtime.actor.hosts import attachment
 from monarch_kernel.runtime.actor.hosts import host_mesh as hosts

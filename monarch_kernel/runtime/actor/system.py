@@ -71,7 +71,7 @@ from monarch_kernel.runtime.mesh.shape import Extent
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.interfaces import LargeBodies
 from monarch_kernel.runtime.node.node import Node
-from monarch_kernel.runtime.supervision.tree import Notice, Tree
+from monarch_kernel.runtime.supervision import Notice, Tree
 from monarch_kernel.runtime.transfer import node_provider
 from monarch_kernel.subscriptions import Subscribers
 

@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from monarch_kernel.protocol.trace_records import SPAN
 from monarch_kernel.runtime.actor.context import current
-from monarch_kernel.runtime.actor.coroutine_functions import is_coroutine_function
+from monarch_kernel.runtime.actor.definition import is_coroutine_function
 from monarch_kernel.runtime.node import recorder
 
 P = ParamSpec("P")

@@ -21,8 +21,8 @@ import msgspec
 # Both sides need it, so it is loaded before the fork.
 import monarch_kernel.runtime.node.node  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel.runtime.host import cleanup, forkserver
-from monarch_kernel.runtime.host.agent_config import AgentConfig
 from monarch_kernel.runtime.host.fork_requests import ACTOR_API, ASYNC_ACTORS, RANK_ENTRY
+from monarch_kernel.runtime.host.start_command import AgentConfig
 from monarch_kernel.runtime.node import descriptors
 
 #: How long a killed agent may take to exit (seconds).

@@ -58,12 +58,11 @@ from monarch_kernel.protocol.private_files import remove_socket, remove_torch_me
 from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.host import cleanup, forkserver
 from monarch_kernel.runtime.host.devices import device_environment
-from monarch_kernel.runtime.host.exits import describe_exit
 from monarch_kernel.runtime.host.fork_requests import fork_request, is_placed, load_env, placed
 from monarch_kernel.runtime.host.host_observer import HostObserver
 from monarch_kernel.runtime.host.procs import ForkClient, OomMonitor, Proc
-from monarch_kernel.runtime.host.responsiveness import ResponsivenessMonitor
-from monarch_kernel.runtime.host.stack_reader import PySpy, StackReader
+from monarch_kernel.runtime.host.stack_reader import PySpy, ResponsivenessMonitor, StackReader
+from monarch_kernel.runtime.host.start_command import describe_exit
 from monarch_kernel.runtime.node.interfaces import PeerLink
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.node.relay import Relay

@@ -16,9 +16,7 @@ import msgspec
 from monarch_kernel import logs, programs
 from monarch_kernel.protocol.messages import Death, DeathKind, ProcRef
 from monarch_kernel.runtime.host import cleanup
-from monarch_kernel.runtime.host.agent_config import AgentConfig
-from monarch_kernel.runtime.host.exits import describe_exit
-from monarch_kernel.runtime.host.start_command import interpreter_command
+from monarch_kernel.runtime.host.start_command import AgentConfig, describe_exit, interpreter_command
 from monarch_kernel.runtime.node import coredumps, descriptors
 from monarch_kernel.runtime.node.node import Node
 

@@ -13,7 +13,7 @@ import time
 from monarch_kernel.protocol.messages import Death
 from monarch_kernel.runtime.host import cleanup
 from monarch_kernel.runtime.host.agent import Agent
-from monarch_kernel.runtime.host.agent_config import AgentConfig
+from monarch_kernel.runtime.host.start_command import AgentConfig
 from monarch_kernel.runtime.node.node import Node
 
 #: A controller that closes its links without a farewell is dead, or dies within this time (seconds).

@@ -11,9 +11,9 @@ import monarch_kernel.runtime.actor.hosts.bootstrap_command
 import monarch_kernel.runtime.actor.hosts.host_mesh
 import monarch_kernel.runtime.actor.hosts.worker_process
 import monarch_kernel.runtime.actor.ids
-import monarch_kernel.runtime.actor.meshes.debugger_methods
 import monarch_kernel.runtime.actor.meshes.mesh_registry
 import monarch_kernel.runtime.actor.meshes.singletons
+import monarch_kernel.runtime.actor.meshes.tool_methods
 import monarch_kernel.runtime.actor.ports.receiver
 import monarch_kernel.runtime.actor.settings
 import monarch_kernel.runtime.actor.telemetry

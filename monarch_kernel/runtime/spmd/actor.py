@@ -17,8 +17,7 @@ from monarch_kernel.runtime.actor.context import current_rank
 from monarch_kernel.runtime.actor.definition import Actor, endpoint
 from monarch_kernel.runtime.actor.execution import collectives
 from monarch_kernel.runtime.spmd import member
-from monarch_kernel.runtime.spmd.host_address import LOOPBACK, choose_interface, own_address
-from monarch_kernel.runtime.spmd.member import Meeting
+from monarch_kernel.runtime.spmd.member import LOOPBACK, Meeting, choose_interface, own_address
 from monarch_kernel.runtime.spmd.rendezvous import counting_apart, tidy_up
 
 

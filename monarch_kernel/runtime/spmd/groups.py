@@ -15,9 +15,9 @@ from monarch_kernel.runtime.actor.execution.collectives import SETTLING, settle
 from monarch_kernel.runtime.actor.healing.healed import HostSource
 from monarch_kernel.runtime.actor.healing.healer import TIMEOUT, Healed
 from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
+from monarch_kernel.runtime.actor.ids import unique
 from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
 from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
-from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.spmd import member
 from monarch_kernel.runtime.spmd.member import Meeting

@@ -10,8 +10,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from monarch_kernel.runtime.transfer.memory import Layout, Memory
-from monarch_kernel.runtime.transfer.memory_copy import SCRATCH, copy, scratch, steps
+from monarch_kernel.runtime.transfer.memory import SCRATCH, Layout, Memory, copy, scratch, steps
 
 _local = threading.local()
 

@@ -38,9 +38,8 @@ from monarch_kernel.runtime.transfer import backend_settings, device
 from monarch_kernel.runtime.transfer.backends.interface import Backend
 from monarch_kernel.runtime.transfer.backends.segment import bytes_of, received
 from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutError, Unfit
-from monarch_kernel.runtime.transfer.handle import Handle, Op
-from monarch_kernel.runtime.transfer.memory import Layout, Memory, address_of
-from monarch_kernel.runtime.transfer.memory_copy import SCRATCH
+from monarch_kernel.runtime.transfer.handle import Handle, Op, OwnerRequest, await_death, death_text
+from monarch_kernel.runtime.transfer.memory import SCRATCH, Layout, Memory, address_of
 from monarch_kernel.runtime.transfer.node_provider import current_node
 from monarch_kernel.runtime.transfer.registration_table import (
     PeerProcess,
@@ -50,7 +49,6 @@ from monarch_kernel.runtime.transfer.registration_table import (
     start_of,
 )
 from monarch_kernel.runtime.transfer.registry import make_backends, why_no_verbs
-from monarch_kernel.runtime.transfer.requests import OwnerRequest, await_death, death_text
 from monarch_kernel.runtime.transfer.thread_pool import ThreadPool
 
 #: The polling thread serves requests up to this size (bytes).

@@ -9,9 +9,7 @@ from typing import Any
 import msgspec
 
 from monarch_kernel.meshes import format_ranks
-from monarch_kernel.watch.history.columns import BoundedTables, ColumnTable
-from monarch_kernel.watch.history.query import QueryResult, ask, named_tables
-from monarch_kernel.watch.history.tables import TABLES
+from monarch_kernel.watch.history.query import TABLES, BoundedTables, ColumnTable, QueryResult, ask, named_tables
 from monarch_kernel.watch.model import ActorView, Delta, HostView, MeshView, RankView
 from monarch_kernel.watch.watcher import Watch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from monarch_kernel.debugger.dap.framing import Frames, content, frame
+from monarch_kernel.debugger.dap.messages import Frames, content, frame
 from tests.waiting import patience
 
 PATIENCE = patience(15.0)

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from monarch_kernel.debugger.dap.id_table import BASE
+from monarch_kernel.debugger.dap.stop_table import BASE
 from tests.debugger.dap.client import Ide
 from tests.kernel import harness
 from tests.kernel.harness import Bell, Cell, Kernel, stop_kernel

@@ -12,8 +12,8 @@ import pytest
 
 from monarch_kernel.actor import Actor, endpoint, this_host
 from monarch_kernel.debugger.dap import gateway as gateways
-from monarch_kernel.debugger.dap.framing import frame
 from monarch_kernel.debugger.dap.gateway import Gateway
+from monarch_kernel.debugger.dap.messages import frame
 from monarch_kernel.protocol import loopback_peers
 from monarch_kernel.protocol.loopback_peers import belongs_to
 from tests.conftest import wait_until

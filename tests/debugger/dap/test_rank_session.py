@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.debugger.dap.id_table import BASE
 from monarch_kernel.debugger.dap.rank_session import RankSession
+from monarch_kernel.debugger.dap.stop_table import BASE
 from monarch_kernel.debugger.events import RankGone, RankRanOff
 from monarch_kernel.debugger.model.stops import Bound
 from tests.debugger.memory import CELL, MemoryDebugger, Mesh

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from monarch_kernel.debugger.dap.stop_queue import StopQueue
+from monarch_kernel.debugger.dap.stop_table import StopQueue
 
 A, B, C, KERNEL = 1_000_000, 1_000_001, 1_000_002, 1
 

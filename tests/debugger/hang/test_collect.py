@@ -14,7 +14,7 @@ from monarch_kernel.actor import Actor, endpoint
 from monarch_kernel.debugger.controller.hang.verdict import Verdict
 from monarch_kernel.debugger.controller.query import ask
 from monarch_kernel.debugger.model.evidence import WAITS, Evidence
-from monarch_kernel.debugger.rank.hang.collect import collect
+from monarch_kernel.debugger.rank.hang import collect
 from tests.conftest import wait_until
 from tests.debugger.hang.matrix import Runner, settled
 from tests.waiting import patience

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from monarch_kernel.debugger.controller.query import ask
-from monarch_kernel.debugger.rank.hang import flight
-from monarch_kernel.debugger.rank.hang.collect import collect
+from monarch_kernel.debugger.rank import hang
+from monarch_kernel.debugger.rank.hang import collect
 from monarch_kernel.debugger.source_locations import USER, SourceLocation
 from tests.debugger.hang.matrix import Runner
 from tests.waiting import patience
@@ -46,13 +46,13 @@ def entry(record: int, number: int, *, group: str = "0", backend: str = "gloo", 
 def entries(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the recorder gives."""
     found: list[dict[str, Any]] = []
-    monkeypatch.setattr(flight, "_entries", lambda: iter(found))
+    monkeypatch.setattr(hang, "_entries", lambda: iter(found))
     return found
 
 
 def test_an_entry_has_the_function_and_line_of_user_code(entries: list[dict[str, Any]]) -> None:
     entries.append(entry(0, 1, retired=True))
-    (call,) = flight.record(10)["0"]
+    (call,) = hang.record(10)["0"]
     assert (call.op, call.name, call.number, call.done) == ("all_gather", "all_gather_object", 1, True)
     assert call.place == SourceLocation("/srv/me/train.py", 12, "step", USER)
     assert (call.shapes, call.dtypes, call.elements) == (((2, 3),), ("Float",), 6)
@@ -60,25 +60,25 @@ def test_an_entry_has_the_function_and_line_of_user_code(entries: list[dict[str,
 
 def test_each_backend_of_a_group_counts_for_itself(entries: list[dict[str, Any]]) -> None:
     entries += [entry(0, 1), entry(1, 2), entry(0, 1, backend="nccl", state="completed"), entry(1, 2, backend="nccl")]
-    found = flight.record(10)
+    found = hang.record(10)
     assert [call.number for call in found["0"]] == [1, 2]
     assert [call.done for call in found["0 over nccl"]] == [True, False]
 
 
 def test_a_group_that_was_made_anew_begins_anew(entries: list[dict[str, Any]]) -> None:
     entries += [entry(at, at + 1, retired=True) for at in range(5)] + [entry(5, 1), entry(6, 2), entry(7, 2)]
-    assert [call.number for call in flight.record(10)["0"]] == [1, 2]
+    assert [call.number for call in hang.record(10)["0"]] == [1, 2]
 
 
 def test_a_group_that_was_made_anew_may_have_counted_as_far(entries: list[dict[str, Any]]) -> None:
     entries += [entry(0, 1, pg_id=0, input_sizes=[[64]]), entry(1, 1, pg_id=3, input_sizes=[[4]])]
-    (call,) = flight.record(10)["0"]
+    (call,) = hang.record(10)["0"]
     assert call.elements == 4
 
 
 def test_only_the_latest_collectives_are_recorded_and_no_point_to_point(entries: list[dict[str, Any]]) -> None:
     entries += [entry(at, at + 1) for at in range(9)] + [entry(9, 9, is_p2p=True)]
-    assert [call.number for call in flight.record(3)["0"]] == [7, 8, 9]
+    assert [call.number for call in hang.record(3)["0"]] == [7, 8, 9]
 
 
 def imported() -> bool:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from monarch_kernel.debugger.controller.hang import verdict
-from monarch_kernel.debugger.controller.hang.history import (
+from monarch_kernel.debugger.controller.hang.judge import judge, settle
+from monarch_kernel.debugger.controller.hang.situation import (
     EXTRA,
     REORDERED,
     SAME,
@@ -18,7 +19,6 @@ from monarch_kernel.debugger.controller.hang.history import (
     divergence,
     starts_apart,
 )
-from monarch_kernel.debugger.controller.hang.judge import judge, settle
 from monarch_kernel.debugger.controller.hang.verdict import Verdict
 from monarch_kernel.debugger.model.evidence import (
     DEAD,

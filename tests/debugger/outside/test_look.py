@@ -15,13 +15,10 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.debugger.controller.hang import verdict
-from monarch_kernel.debugger.outside.look import LookRequest, look, parse_pids
-from monarch_kernel.debugger.outside.outside_report import Look
-from monarch_kernel.debugger.outside.permission import permission_remedy
-from monarch_kernel.debugger.outside.processes import OutsideError, check_ours, figures, launched_rank_in
-from monarch_kernel.debugger.outside.reading import _refusal, as_json, from_json, read_processes
+from monarch_kernel.debugger.outside.outside_report import Look, LookRequest, look, parse_pids
+from monarch_kernel.debugger.outside.processes import OutsideError, check_ours, figures, launched_rank_in, named
+from monarch_kernel.debugger.outside.reading import _refusal, as_json, from_json, permission_remedy, read_processes
 from monarch_kernel.debugger.outside.remote_exec import remote_exec_note
-from monarch_kernel.debugger.outside.selection import named
 from tests.conftest import alive, children, needs, wait_until
 from tests.waiting import patience
 

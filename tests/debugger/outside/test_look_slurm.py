@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_kernel.debugger.outside.look import LookRequest, look
+from monarch_kernel.debugger.outside.outside_report import LookRequest, look
 from monarch_kernel.debugger.outside.processes import OutsideError
 from tests.conftest import wait_until
 from tests.launchers.slurm import Slurm, slurm

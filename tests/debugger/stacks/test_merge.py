@@ -11,9 +11,8 @@ import pytest
 
 from monarch_kernel.actor import Extent
 from monarch_kernel.debugger.controller.stacks import Stacks
-from monarch_kernel.debugger.controller.stacks.layout import MOST_BRANCHES, continuations_of
-from monarch_kernel.debugger.controller.stacks.merge import StackBranch, merge
-from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, TASK, THREAD, Stack, StackFrame, StackSnapshot
+from monarch_kernel.debugger.controller.stacks.merge import MOST_BRANCHES, StackBranch, continuations_of, merge
+from monarch_kernel.debugger.model.stops import CODE, ENDPOINT, NATIVE, TASK, THREAD, Stack, StackFrame, StackSnapshot
 from monarch_kernel.debugger.source_locations import LIBRARY, USER, SourceLocation
 
 TORCH = "/v/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from monarch_kernel.debugger.model.stacks import ENDPOINT, TASK, Stack, StackFrame, StackSnapshot
-from monarch_kernel.debugger.rank.stacks.motion import MOVES, combined, sample
+from monarch_kernel.debugger.model.stops import ENDPOINT, TASK, Stack, StackFrame, StackSnapshot
+from monarch_kernel.debugger.rank.stacks import MOVES, combined, sample
 from monarch_kernel.debugger.source_locations import USER, SourceLocation
 
 

@@ -13,8 +13,8 @@ import pytest
 
 import monarch_kernel
 from monarch_kernel.debugger.controller.stacks.pyspy import HOLDS_LOCK, read_snapshot, with_native
-from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, THREAD, Stack, StackSnapshot
-from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
+from monarch_kernel.debugger.model.stops import CODE, ENDPOINT, NATIVE, THREAD, Stack, StackSnapshot
+from monarch_kernel.debugger.rank.stacks import snapshot
 from tests.waiting import patience
 
 OURS = str(Path(monarch_kernel.__file__).parent)
@@ -109,7 +109,7 @@ def test_addresses_are_no_names() -> None:
 CODE_OF_A_PROCESS = """
 import os, sys, threading
 sys.path.insert(0, {root!r})
-from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
+from monarch_kernel.debugger.rank.stacks import snapshot
 import pickle
 def outer():
     class A:

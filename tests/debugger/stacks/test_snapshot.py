@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.debugger.model.stacks import INNER_FRAMES, OUTER_FRAMES, TASK, THREAD, Stack, StackSnapshot
-from monarch_kernel.debugger.rank.stacks.snapshot import MOST_VALUES, VALUE_LENGTH, snapshot, value_text
-from monarch_kernel.debugger.rank.stacks.trimming import thread_name
+from monarch_kernel.debugger.model.stops import INNER_FRAMES, OUTER_FRAMES, TASK, THREAD, Stack, StackSnapshot
+from monarch_kernel.debugger.rank.stacks import MOST_VALUES, VALUE_LENGTH, snapshot, thread_name, value_text
 from monarch_kernel.debugger.source_locations import USER
 from tests.conftest import wait_until
 from tests.waiting import patience

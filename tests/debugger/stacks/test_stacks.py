@@ -18,9 +18,8 @@ from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger import get_debugger
 from monarch_kernel.debugger.controller.stacks import Stacks, stacks
 from monarch_kernel.debugger.controller.stacks.merge import StackBranch
-from monarch_kernel.debugger.model.stacks import ENDPOINT, NATIVE, TASK, THREAD
-from monarch_kernel.debugger.rank.stacks.motion import MOVES
-from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
+from monarch_kernel.debugger.model.stops import ENDPOINT, NATIVE, TASK, THREAD
+from monarch_kernel.debugger.rank.stacks import MOVES, snapshot
 from monarch_kernel.introspection import stacks_from_outside
 from tests.conftest import wait_until
 from tests.debugger.stacks.workers import Loader, Trainer

@@ -9,7 +9,7 @@ import threading
 from typing import Any
 
 from monarch_kernel.debugger.model.stops import Resumed
-from monarch_kernel.debugger.rank.stopping.short_forms import LONG, SHORT, children, counts, long, short
+from monarch_kernel.debugger.rank.stopping.expressions import LONG, SHORT, children, counts, long, short
 from tests.debugger.stopping import guest
 from tests.debugger.stopping.driving import DEADLINE, Running, session, settle
 

@@ -13,10 +13,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from monarch_kernel.debugger.controller.stragglers.analysis import compare_clocks, find_stragglers
-from monarch_kernel.debugger.controller.stragglers.records import RecordsError, report_of, save
-from monarch_kernel.debugger.controller.stragglers.stragglers_report import StragglerReport
-from monarch_kernel.debugger.model.collective_times import CollectiveTimes, TimedCollective
+from monarch_kernel.debugger.controller.stragglers import (
+    RecordsError,
+    StragglerReport,
+    compare_clocks,
+    find_stragglers,
+    report_of,
+    save,
+)
+from monarch_kernel.debugger.model.evidence import CollectiveTimes, TimedCollective
 from monarch_kernel.debugger.source_locations import SourceLocation
 
 LOAD, STEP = SourceLocation("train.py", 5, "train"), SourceLocation("train.py", 9, "train")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from monarch_kernel.debug import stragglers
-from monarch_kernel.debugger.controller.stragglers.records import report_of, save
+from monarch_kernel.debugger.controller.stragglers import report_of, save
 from tests.debugger.hang.matrix import Runner
 from tests.waiting import patience
 

@@ -6,16 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.actor import Extent
-from monarch_kernel.debugger.controller.values.compare import (
+from monarch_kernel.debugger.controller.values import (
     MOST_COMPARED,
+    MOST_SHOWN,
+    Diff,
     Difference,
+    ValueFailure,
     chosen_blocks,
     differences,
     differing_blocks,
     families,
     group,
 )
-from monarch_kernel.debugger.controller.values.diff_report import MOST_SHOWN, Diff, ValueFailure
 from monarch_kernel.debugger.model.readings import Contrast, Leaf, Reading, Stats, root_digest
 from monarch_kernel.debugger.rank.values.reduce import plain_leaf
 

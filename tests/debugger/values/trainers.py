@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from monarch_kernel.actor import Actor, context, endpoint
-from monarch_kernel.debugger.rank.values import kept_values
+from monarch_kernel.debugger.rank.values import probe
 
 SCALE = 3
 
@@ -68,6 +68,4 @@ def proceed() -> None:
 
 def kept() -> tuple[int, list[str]]:
     """What is kept of values that were asked about, and the threads of timers."""
-    return len(kept_values._kept), [
-        thread.name for thread in threading.enumerate() if isinstance(thread, threading.Timer)
-    ]
+    return len(probe._kept), [thread.name for thread in threading.enumerate() if isinstance(thread, threading.Timer)]

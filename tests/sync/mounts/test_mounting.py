@@ -22,7 +22,7 @@ import os, sys
 from workspace_sync.model.manifest import FileEntry, Folder, digest_of, seal
 from workspace_sync.mounts.mounting import Mount, mine, start_guardian
 from workspace_sync.mounts.protocol import Caching, FuseSession
-from workspace_sync.mounts.tree import ManifestTree
+from workspace_sync.mounts.host_mount import ManifestTree
 uid, at = int(sys.argv[1]), sys.argv[2]
 os.setgroups([]); os.setgid(uid); os.setuid(uid)
 

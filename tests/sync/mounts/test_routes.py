@@ -7,8 +7,7 @@ import random
 import pytest
 
 from workspace_sync.model.manifest import FileEntry, Folder, Manifest, digest_of, seal
-from workspace_sync.mounts.layout import BLOCK_SIZE, SMALL, lay_out
-from workspace_sync.mounts.routes import CLIENT, READERS, SLOW, BlockRoutes
+from workspace_sync.mounts.layout import BLOCK_SIZE, CLIENT, READERS, SLOW, SMALL, BlockRoutes, lay_out
 
 BLOCK = (0, 7)
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.sync.scanning.conftest import Client
 from workspace_sync.model.manifest import digest_of
-from workspace_sync.scanning.chunking import CHUNK
+from workspace_sync.scanning.hashing import CHUNK
 
 DATA = random.Random(1).randbytes(12 * CHUNK + 777)
 

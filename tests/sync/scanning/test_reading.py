@@ -15,7 +15,7 @@ import pytest
 from tests.sync.scanning.conftest import Client
 from workspace_sync.model.errors import ScanError
 from workspace_sync.model.manifest import digest_of
-from workspace_sync.scanning.chunking import CHUNK
+from workspace_sync.scanning.hashing import CHUNK
 
 
 def test_a_file_that_changed_since_the_scan_is_refused(client: Client, tree: Path) -> None:

@@ -12,7 +12,7 @@ from workspace_sync.model.errors import ScanError
 from workspace_sync.model.manifest import digest_of
 from workspace_sync.model.workspace import Workspace
 from workspace_sync.scanning import Index, scan
-from workspace_sync.scanning.chunking import CHUNK
+from workspace_sync.scanning.hashing import CHUNK
 
 LONG_AGO = 1_700_000_000_000_000_000
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from workspace_sync.scanning.wildmatch import translate
+from workspace_sync.scanning.rules import translate
 
 
 class Steps:

@@ -184,7 +184,7 @@ def test_a_store_that_has_the_content_of_another_workspace_does_not_get_it_again
 def test_a_large_one_is_announced_before_anything_is_sent(
     store_hosts: Hosts, large: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workspace_sync.scanning.announcement.FILES", 10)
+    monkeypatch.setattr("workspace_sync.scanning.index.FILES", 10)
     (large / ".gitignore").write_text("*.log\n")
     (large / "x.log").write_text("left out")
     made = store_hosts(1)

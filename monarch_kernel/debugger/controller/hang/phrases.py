@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from monarch_kernel.debugger.controller.hang.history import SKIPPED, Divergence
-from monarch_kernel.debugger.controller.hang.situation import PendingOperation, Situation
+from monarch_kernel.debugger.controller.hang.situation import SKIPPED, Divergence, PendingOperation, Situation
 from monarch_kernel.debugger.controller.hang.verdict import SHAPE, VerdictRow, listed
 from monarch_kernel.debugger.model.evidence import (
     DEAD,
@@ -26,7 +25,7 @@ from monarch_kernel.debugger.model.evidence import (
     ProcessGroup,
     Wait,
 )
-from monarch_kernel.debugger.rank.hang.flight import SECOND
+from monarch_kernel.debugger.rank.hang import SECOND
 from monarch_kernel.debugger.source_locations import SourceLocation
 
 #: Names of the group of all ranks.

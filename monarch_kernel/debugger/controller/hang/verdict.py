@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from monarch_kernel.debugger.source_locations import SourceLocation
-from monarch_kernel.display import styles
+from monarch_kernel.display import tables
 from monarch_kernel.display.tables import Printer, TableView, table_text
 from monarch_kernel.meshes import format_ranks
 
@@ -101,16 +101,16 @@ class Verdict:
     def _repr_html_(self) -> str:
         blamed = set(self.ranks) if self.decided else set[int]()
         body = "".join(
-            f'<tr><td style="{styles.NAME}{f";{styles.BAD}" if blamed.intersection(row.ranks) else ""}">'
-            f'<b>{escape(listed(row.ranks))}</b></td><td style="{styles.LEFT}">{escape(row.doing)}</td></tr>'
+            f'<tr><td style="{tables.NAME}{f";{tables.BAD}" if blamed.intersection(row.ranks) else ""}">'
+            f'<b>{escape(listed(row.ranks))}</b></td><td style="{tables.LEFT}">{escape(row.doing)}</td></tr>'
             for row in self.rows
         )
-        notes = "".join(f'<div style="{styles.DIM}">{escape(note)}</div>' for note in self.notes)
-        head = f'<thead><tr><th style="{styles.LEFT}">ranks</th><th style="{styles.LEFT}">doing</th></tr></thead>'
+        notes = "".join(f'<div style="{tables.DIM}">{escape(note)}</div>' for note in self.notes)
+        head = f'<thead><tr><th style="{tables.LEFT}">ranks</th><th style="{tables.LEFT}">doing</th></tr></thead>'
         rows = f"<table>{head}<tbody>{body}</tbody></table>" if body else ""
-        news = styles.NEWS if self.kind != NOTHING else ""
-        sentence = f'<div style="{styles.HEADLINE};{news}">{escape(self.sentence)}</div>'
-        return f'<div style="{styles.VIEW}">{sentence}{notes}{rows}</div>'
+        news = tables.NEWS if self.kind != NOTHING else ""
+        sentence = f'<div style="{tables.HEADLINE};{news}">{escape(self.sentence)}</div>'
+        return f'<div style="{tables.VIEW}">{sentence}{notes}{rows}</div>'
 
     def _repr_pretty_(self, printer: Printer, cycle: bool) -> None:
         printer.text(str(self))

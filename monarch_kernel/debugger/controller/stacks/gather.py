@@ -9,17 +9,15 @@ from functools import partial
 from typing import Any
 
 from monarch_kernel.actor import ActorMesh, ProcMesh
-from monarch_kernel.debugger.client_paths import snapshot_at_client
 from monarch_kernel.debugger.commands.stop_text import location_text
 from monarch_kernel.debugger.controller.issuing_lines import issued_here
 from monarch_kernel.debugger.controller.query import ask, chosen_ranks, stops_of
 from monarch_kernel.debugger.controller.stacks.pyspy import HOLDS_LOCK, read_snapshot, with_native
 from monarch_kernel.debugger.controller.stacks.stacks_report import Stacks
 from monarch_kernel.debugger.events import RankStop
-from monarch_kernel.debugger.frames import shown_frame
-from monarch_kernel.debugger.model.stacks import StackSnapshot
-from monarch_kernel.debugger.rank.stacks.motion import sample
-from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
+from monarch_kernel.debugger.frames import shown_frame, snapshot_at_client
+from monarch_kernel.debugger.model.stops import StackSnapshot
+from monarch_kernel.debugger.rank.stacks import sample, snapshot
 from monarch_kernel.debugger.source_locations import Label
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import StackRead, Whole

@@ -6,8 +6,9 @@ import json
 import os
 from typing import TypedDict, cast
 
-from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, TASK, THREAD, Stack, StackFrame, StackSnapshot
-from monarch_kernel.debugger.rank.stacks.trimming import (
+from monarch_kernel.debugger.model.stops import CODE, ENDPOINT, NATIVE, TASK, THREAD, Stack, StackFrame, StackSnapshot
+from monarch_kernel.debugger.rank.hang import C10D
+from monarch_kernel.debugger.rank.stacks import (
     folded,
     has_user_code,
     is_ours,
@@ -16,8 +17,8 @@ from monarch_kernel.debugger.rank.stacks.trimming import (
     thread_name,
     trimmed,
 )
-from monarch_kernel.debugger.source_locations import USER, SourceLocation, kind_of
-from monarch_kernel.display.locations import source_line
+from monarch_kernel.debugger.source_locations import USER, SourceLocation, is_user, kind_of
+from monarch_kernel.display.quantities import source_line
 
 #: The state of a stack whose thread blocks all others.
 HOLDS_LOCK = "holds the interpreter lock"
@@ -143,3 +144,40 @@ def _first_name(frames: tuple[StackFrame, ...]) -> str:
 
 def _key(frame: StackFrame) -> tuple[str, int, str]:
     return (frame.place.file, frame.place.line, frame.place.name)
+
+
+# Determine what the threads of a process are doing from frames that were read from outside. Pure.
+
+
+def user_location(thread: SpiedThread) -> SourceLocation | None:
+    """The innermost line of user code of a thread."""
+    return next((location_of_spied(frame) for frame in thread.get("frames", ()) if is_user_spied(frame)), None)
+
+
+def in_collective(thread: SpiedThread) -> bool:
+    """Whether a thread is in a call of `torch.distributed`."""
+    return any(file_of(frame).endswith(C10D) for frame in thread.get("frames", ()))
+
+
+def is_native(frame: SpiedFrame) -> bool:
+    """Whether a frame is of native code."""
+    return frame.get("module") is not None
+
+
+def is_user_spied(frame: SpiedFrame) -> bool:
+    """Whether a frame runs user code."""
+    file = file_of(frame)
+    return (
+        bool(file) and not is_native(frame) and is_user(file) and (file, frame.get("name")) != ("<string>", "<module>")
+    )
+
+
+def location_of_spied(frame: SpiedFrame) -> SourceLocation:
+    """Where a frame is."""
+    file = file_of(frame)
+    return SourceLocation(file, int(frame.get("line") or 0), frame.get("name", ""), kind_of(file))
+
+
+def file_of(frame: SpiedFrame) -> str:
+    """The file of a frame; "" if unknown."""
+    return frame.get("filename") or ""

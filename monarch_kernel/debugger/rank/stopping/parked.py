@@ -15,8 +15,18 @@ from types import FrameType
 from typing import Any
 
 from monarch_kernel.debugger.model.stops import Evaluation, How, Stop, Variable
-from monarch_kernel.debugger.rank.stopping.expressions import Names, assign, value_of
-from monarch_kernel.debugger.rank.stopping.short_forms import PAGE, children, counts, long, put, short, type_name
+from monarch_kernel.debugger.rank.stopping.expressions import (
+    PAGE,
+    Names,
+    assign,
+    children,
+    counts,
+    long,
+    put,
+    short,
+    type_name,
+    value_of,
+)
 from monarch_kernel.thread_frames import raise_in_thread
 
 

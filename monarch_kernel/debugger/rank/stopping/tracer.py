@@ -27,15 +27,13 @@ from monarch_kernel.debugger.model.stops import (
     Stopped,
     Variable,
 )
-from monarch_kernel.debugger.rank.stopping.armed import ArmedBreakpoint, ArmedBreakpoints, Ask
-from monarch_kernel.debugger.rank.stopping.expressions import run, summary
-from monarch_kernel.debugger.rank.stopping.files import ClientPath, not_synced
+from monarch_kernel.debugger.rank.stopping.armed import ArmedBreakpoint, ArmedBreakpoints, Ask, ClientPath, not_synced
+from monarch_kernel.debugger.rank.stopping.expressions import run, short, summary
 from monarch_kernel.debugger.rank.stopping.lines import own_lines, running_frames
 from monarch_kernel.debugger.rank.stopping.parked import Onward, Parked
-from monarch_kernel.debugger.rank.stopping.short_forms import short
 from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan
 from monarch_kernel.debugger.source_locations import is_debugger, is_user_frame, outwards
-from monarch_kernel.display.locations import source_line
+from monarch_kernel.display.quantities import source_line
 from monarch_kernel.thread_frames import current_frames
 
 log = logging.getLogger(__name__)

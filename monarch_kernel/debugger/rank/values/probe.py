@@ -6,22 +6,214 @@ The functions run on a thread of the rank's debug agent, `InFrame` on the stoppe
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import sys
+import threading
 import time
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import CodeType
 from typing import Any
 
+from monarch_kernel.actor import Actor
 from monarch_kernel.debugger.model.readings import Contrast, Leaf, Reading
 from monarch_kernel.debugger.rank.rank_debugger import rank_of
-from monarch_kernel.debugger.rank.values import kept_values
 from monarch_kernel.debugger.rank.values.blocks import Array, Deadline, is_steady
-from monarch_kernel.debugger.rank.values.evaluation import Question, evaluate, evaluate_in
-from monarch_kernel.debugger.rank.values.kept_values import KeptValue, parts_of
 from monarch_kernel.debugger.rank.values.reduce import Parts
 from monarch_kernel.debugger.source_locations import location_of
+from monarch_kernel.engines import tool_runtime
+from monarch_kernel.introspection import main_names, tensor_value
+
+# Evaluate an expression in a rank: among the names of an actor, of the rank's `__main__`, or of a frame.
+
+#: The file name of the expression in tracebacks.
+FILE = "<diff>"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """An expression, and the namespace in which to evaluate it.
+
+    Attributes:
+        expression: the Python expression.
+        token: the key under which its value is kept.
+        actor: the unique name of the actor mesh whose actor is `self`; "" for the rank's `__main__`.
+        grads: read the gradients of a module instead of its parameters.
+        limit: the time limit for reading the value (seconds).
+        tensor: the key of an engine and the number of a value: that tensor is the value, whatever the expression.
+    """
+
+    expression: str
+    token: str
+    actor: str = ""
+    grads: bool = False
+    limit: float = 30.0
+    tensor: tuple[str, int] | None = None
+
+
+def evaluate(question: Question) -> tuple[Any, str]:
+    """Evaluate the expression. Return the value, and the namespace if it is not the default one."""
+    if question.tensor is not None:
+        return tensor_value(*question.tensor), ""
+    code = compile(question.expression, FILE, "eval")
+    if question.actor:
+        found = tool_runtime().actors_here(question.actor)
+        if question.actor not in found:
+            raise LookupError("the actor is gone from this process")
+        if found[question.actor] is None:
+            raise LookupError("the actor is not there yet: its __init__ is still running")
+        return eval(code, _names_of(found[question.actor])), ""
+    names = main_names()
+    if "self" not in names and _mentions(code, "self"):
+        actors = user_actors()
+        if len(actors) > 1:
+            known = ", ".join(sorted(name for name, _ in actors))
+            raise LookupError(
+                f"there are several actors here ({known}), so self is ambiguous: pass the mesh of one of them, not "
+                "its procs"
+            )
+        for name, actor in actors:
+            return eval(code, _names_of(actor)), f"actor {name}"
+    try:
+        return eval(code, names), ""
+    except NameError as error:
+        actors = user_actors()
+        if not actors or getattr(error, "name", None) in (None, "self"):
+            raise
+        known = " or ".join(sorted(name for name, _ in actors))
+        raise NameError(f"{error} in the rank's namespace; the attributes of actor {known} are under self") from None
+
+
+def _mentions(code: types.CodeType, name: str) -> bool:
+    """Return whether an expression uses a name, including in its comprehensions and lambdas."""
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return name in code.co_names or any(_mentions(each, name) for each in inner)
+
+
+def user_actors() -> list[tuple[str, Any]]:
+    """Return the actors of this process that are not tools, with the names under which they were spawned."""
+    return [
+        (uid.rsplit("-", 1)[0], actor)
+        for uid, actor in tool_runtime().actors_here().items()
+        if actor is not None and not getattr(type(actor), "__tool__", False)
+    ]
+
+
+def _names_of(actor: Any) -> dict[str, Any]:
+    """Return the names that the methods of an actor's class see, and `self`."""
+    names: dict[str, Any] = {}
+    for kind in reversed(type(actor).__mro__):
+        if kind.__module__ == Actor.__module__:
+            continue
+        for member in vars(kind).values():
+            function = inspect.unwrap(member)
+            if isinstance(function, types.FunctionType):
+                # A class that was pickled by value has separate globals for each method.
+                names.update(function.__globals__)
+    return {**names, "self": actor}
+
+
+def evaluate_in(question: Question, frame: types.FrameType) -> Any:
+    """Evaluate the expression in a frame."""
+    # A single namespace, so that comprehensions and lambdas in the expression also see the locals.
+    names = {**frame.f_globals, **frame.f_locals}
+    return eval(compile(question.expression, FILE, "eval"), names)
+
+
+# Keep values in this rank while the controller queries them, each under a token.
+#
+# An expression is therefore evaluated once, however many queries concern its value. `release` drops a value. If the
+# controller is gone, a timer drops it `KEEP` seconds after the evaluation.
+
+#: How long a value is kept for further queries (seconds).
+KEEP = 60.0
+
+
+class KeptValue:
+    """A value that is being queried; `parts` is set once it was read."""
+
+    def __init__(self, token: str, value: Any) -> None:
+        self.value = value
+        self.where = ""
+        self.parts: Parts | None = None
+        self.timer = threading.Timer(KEEP, release, (token,))
+        self.timer.daemon = True
+        self.timer.name = "monarch-debugger"
+        self.timer.start()
+
+
+_kept: dict[str, KeptValue] = {}
+
+
+def keep(token: str, value: Any) -> KeptValue:
+    """Keep a value."""
+    kept = _kept[token] = KeptValue(token, value)
+    return kept
+
+
+def release(token: str) -> None:
+    """Drop a value."""
+    kept = _kept.pop(token, None)
+    if kept is not None:
+        kept.timer.cancel()
+
+
+def find(token: str) -> KeptValue:
+    """Return the value of a token. Raises LookupError if it is no longer kept."""
+    kept = _kept.get(token)
+    if kept is None:
+        raise LookupError(f"the value is not kept any more: there was no question about it for {KEEP:g} s")
+    return kept
+
+
+def parts_of(token: str) -> Parts:
+    """Return the parts of the value of a token. Raises LookupError if it is no longer kept, or has not been read."""
+    parts = find(token).parts
+    if parts is None:
+        raise LookupError("the value has not been read yet")
+    return parts
+
+
+# Sample one number of a rank repeatedly, for a plot, on a thread of the debug agent.
+
+
+def sample(expression: str) -> float:
+    """Evaluate an expression to a number, in the namespace of the rank's cells, or else of its actors.
+
+    Raises:
+        TypeError: its value is not a number, nor a tensor or an array with one element.
+    """
+    code = _compiled(expression)
+    names: dict[str, Any] = main_names()
+    try:
+        value = eval(code, names)
+    except NameError as error:
+        actors = dict(user_actors())
+        if getattr(error, "name", None) not in actors:
+            raise
+        value = eval(code, {**names, **actors})
+    return _number(value)
+
+
+@lru_cache(maxsize=64)
+def _compiled(expression: str) -> CodeType:
+    return compile(expression, FILE, "eval")
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool | int | float):
+        return float(value)
+    if getattr(value, "is_meta", False) or isinstance(value, str | bytes | complex):
+        raise TypeError(f"a {type(value).__name__} is no number")
+    size = getattr(value, "numel", None)  # for a tensor
+    count = size() if callable(size) else getattr(value, "size", 1)  # for an array
+    if count != 1:
+        raise TypeError(f"a {type(value).__name__} with {count} elements is no number: reduce it, as with .mean()")
+    detached = value.detach() if hasattr(value, "detach") else value
+    return float(detached)
 
 
 def ping() -> None:
@@ -42,28 +234,28 @@ class InFrame:
         place = location_of(frame)
         value = evaluate_in(self.question, frame)
         where = f"{os.path.basename(place.file)}:{place.line} in {place.name}"
-        kept_values.keep(self.question.token, value).where = where
+        keep(self.question.token, value).where = where
 
 
 def read(question: Question) -> Reading:
     """Evaluate the expression, keep its value, and reduce it."""
     started = time.perf_counter()
     value, where = evaluate(question)
-    kept = kept_values.keep(question.token, value)
+    kept = keep(question.token, value)
     kept.where = where
     return _read(question, kept, started)
 
 
 def read_kept(question: Question) -> Reading:
     """Reduce a value that was evaluated in a frame."""
-    return _read(question, kept_values.find(question.token), time.perf_counter())
+    return _read(question, find(question.token), time.perf_counter())
 
 
 def _read(question: Question, kept: KeptValue, started: float) -> Reading:
     try:
         kept.parts = Parts(kept.value, Deadline(question.limit), question.grads)
     except BaseException:
-        kept_values.release(question.token)
+        release(question.token)
         raise
     reading = kept.parts.reading()
     return replace(reading, where=kept.where, seconds=time.perf_counter() - started)
@@ -126,8 +318,8 @@ def fetch(question: Question) -> Any:
 
 def fetch_kept(token: str) -> Any:
     """Return a value that was evaluated in a frame, in a form that can be sent."""
-    value = kept_values.find(token).value
-    kept_values.release(token)
+    value = find(token).value
+    release(token)
     return sendable(value)
 
 

@@ -10,16 +10,15 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from monarch_kernel.protocol.messages import OK, Call, StopActor
 from monarch_kernel.runtime.actor.context import Context, current, origin, shared
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.execution import instance
 from monarch_kernel.runtime.actor.execution.instance import FAILURE, ActorInstance, CalledEndpoint
-from monarch_kernel.runtime.actor.execution.interruptible import InterruptibleSteps
 from monarch_kernel.runtime.actor.execution.message_gate import GATE_PERIOD
 from monarch_kernel.runtime.actor.extensions import tensor_functions
 from monarch_kernel.runtime.actor.ports.holders import pickled
@@ -27,6 +26,50 @@ from monarch_kernel.runtime.actor.tracing import call_hooks
 from monarch_kernel.runtime.actor.wire_types import Body, MessageLink
 from monarch_kernel.runtime.node import recorder
 from monarch_kernel.runtime.node.event_loop import new_loop
+
+# Awaiting user code so that only its own computation can be interrupted.
+
+
+class Interruptible(Protocol):
+    """An actor whose flag says whether a step of user code runs."""
+
+    _interruptible: bool
+
+
+class InterruptibleSteps:
+    """Awaits a coroutine; ``owner._interruptible`` is true while one of its steps runs, and false while it waits.
+
+    A waiting coroutine is interrupted by cancelling its task. A computing coroutine never reaches the cancellation: it
+    needs a KeyboardInterrupt in its thread, which must not hit the event loop between two steps.
+    """
+
+    __slots__ = ("_coroutine", "_owner")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], owner: Interruptible) -> None:
+        self._coroutine = coroutine
+        self._owner = owner
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        coroutine, owner = self._coroutine, self._owner
+        value: Any = None
+        error: BaseException | None = None
+        while True:
+            owner._interruptible = True
+            try:
+                yielded = coroutine.send(value) if error is None else coroutine.throw(error)
+            except StopIteration as e:
+                return e.value
+            finally:
+                owner._interruptible = False
+            value = error = None
+            try:
+                value = yield yielded
+            except GeneratorExit:
+                coroutine.close()
+                raise
+            except BaseException as e:
+                error = e
+
 
 log = logging.getLogger(__name__)
 

@@ -51,7 +51,7 @@ from monarch_kernel.runtime.actor.healing.healed import Healed, HealError, HostS
 from monarch_kernel.runtime.actor.ports.holders import give
 from monarch_kernel.runtime.mesh.shape import SINGLE
 from monarch_kernel.runtime.node.future import Future, gathered
-from monarch_kernel.runtime.supervision.restarts import RestartPolicy, Restarts
+from monarch_kernel.runtime.supervision import RestartPolicy, Restarts
 from monarch_kernel.subscriptions import Subscribers
 
 if TYPE_CHECKING:

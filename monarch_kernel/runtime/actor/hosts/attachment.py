@@ -11,8 +11,7 @@ import msgspec
 from monarch_kernel.protocol.messages import ProcRef
 from monarch_kernel.protocol.worker_addresses import dial_address
 from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh, HostRef, HostUse
-from monarch_kernel.runtime.actor.hosts.tcp_keys import StrPath, keys_for
-from monarch_kernel.runtime.actor.hosts.worker_process import WorkerFuture
+from monarch_kernel.runtime.actor.hosts.worker_process import StrPath, WorkerFuture, keys_for
 from monarch_kernel.runtime.actor.process import System, get_system, started
 from monarch_kernel.runtime.actor.system import shutdown
 from monarch_kernel.runtime.mesh.shape import Extent, Region

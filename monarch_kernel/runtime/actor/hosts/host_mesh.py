@@ -21,17 +21,15 @@ from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.context import current
 from monarch_kernel.runtime.actor.healing.healed import HostSource
 from monarch_kernel.runtime.actor.hosts.bootstrap_command import BootstrapCommand, checked_env, command_of, launch_of
+from monarch_kernel.runtime.actor.ids import unique
 from monarch_kernel.runtime.actor.meshes.actor_mesh import settled
 from monarch_kernel.runtime.actor.meshes.proc_mesh import STOP_GRACE, ProcMesh
-from monarch_kernel.runtime.actor.meshes.view_methods import ViewMethods
-from monarch_kernel.runtime.actor.meshes.workspace_methods import WorkspaceMethods
+from monarch_kernel.runtime.actor.meshes.tool_methods import ViewMethods, WorkspaceMethods
 from monarch_kernel.runtime.actor.mocks import bootstrap_with_stand_ins
-from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.actor.process import System, get_system
 from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, MeshTrait, Point, Region
 from monarch_kernel.runtime.node.future import Future, gathered, nothing, resolved, true
-from monarch_kernel.runtime.supervision.restarts import RestartPolicy
-from monarch_kernel.runtime.supervision.tree import OwnedMesh
+from monarch_kernel.runtime.supervision import OwnedMesh, RestartPolicy
 
 _BINDS = ("cpunodebind", "membind", "physcpubind", "cpus")
 #: More procs than this on one host are treated as a mistake.

@@ -10,15 +10,44 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch_kernel import programs
 from monarch_kernel.protocol.worker_addresses import worker_address
-from monarch_kernel.runtime.actor.hosts.tcp_keys import StrPath, load_key_files
-from monarch_kernel.runtime.actor.process import get_system
+from monarch_kernel.runtime.actor.process import System, get_system
 from monarch_kernel.runtime.node import coredumps
 from monarch_kernel.runtime.node.future import Future
 
 if TYPE_CHECKING:
     import subprocess
 
+    from monarch_kernel.protocol.keys import Keys
     from monarch_kernel.runtime.node.poller import Poller
+
+
+# The TCP keys of this process, read on first use.
+
+StrPath = str | os.PathLike[str]
+
+
+def load_key_files(key_file: StrPath | None, allow: StrPath | None) -> Keys:
+    """Return the keys in these files. This imports the TLS library, which is not loaded before."""
+    from monarch_kernel.protocol.keys import load_keys
+
+    return load_keys(key_file, allow)
+
+
+def keys_for(system: System, key_file: StrPath | None, allow: StrPath | None) -> Keys:
+    """Return the keys for links to some workers, loaded on first use.
+
+    A process may use several: each worker is dialled with the keys with which it was attached. The first ones become
+    the process's own keys, for workers that it learns of from others.
+    """
+    node = system.node
+    if node.keys is not None and key_file is None and allow is None:
+        return node.keys
+    coredumps.give_up(for_good=False)
+    keys = load_key_files(key_file, allow)
+    if node.keys is None:
+        node.keys = keys
+    return node.routes.known_keys(keys)
+
 
 #: The time limit for a worker to start, and to end (seconds).
 START_TIMEOUT = 30.0

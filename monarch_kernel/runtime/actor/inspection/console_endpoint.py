@@ -21,8 +21,7 @@ from monarch_kernel.protocol.messages import ERROR, OK, WIRE_VERSION, AskConsole
 from monarch_kernel.protocol.private_files import PrivateFolder, temporary_folders
 from monarch_kernel.protocol.socket_peers import peer_of
 from monarch_kernel.runtime.actor import extensions
-from monarch_kernel.runtime.node.link import Link
-from monarch_kernel.runtime.node.local_request import connect, request
+from monarch_kernel.runtime.node.link import Link, connect, request
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.process import System

@@ -13,7 +13,7 @@ from monarch_kernel.protocol.messages import OK, WIRE_VERSION, LogText
 from monarch_kernel.protocol.output_records import plain_text
 from monarch_kernel.protocol.private_files import NotOursError, NotPrivateError
 from monarch_kernel.runtime.actor.kept import folders
-from monarch_kernel.runtime.node.local_request import request
+from monarch_kernel.runtime.node.link import request
 
 #: The time limit for a keeper to answer, and to end its mesh (seconds).
 TIMEOUT = 5.0

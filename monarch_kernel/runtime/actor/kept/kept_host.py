@@ -46,7 +46,7 @@ from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 from monarch_kernel.runtime.actor.system import ActorSystem, get_actor_system
 from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, Region
 from monarch_kernel.runtime.node.future import resolved
-from monarch_kernel.runtime.supervision.tree import OwnedMesh
+from monarch_kernel.runtime.supervision import OwnedMesh
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.definition import ActorSpec, class_label, spec_of
 from monarch_kernel.runtime.actor.error_text import Called
 from monarch_kernel.runtime.actor.healing.healed import Healable
-from monarch_kernel.runtime.actor.meshes.view_methods import view_method
+from monarch_kernel.runtime.actor.meshes.tool_methods import view_method
 from monarch_kernel.runtime.actor.process import System, get_system
 from monarch_kernel.runtime.actor.wire_types import MessageLink
 from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Region

@@ -25,13 +25,15 @@ from monarch_kernel.runtime.actor.definition import check_constructor, class_lab
 from monarch_kernel.runtime.actor.errors import ActorError
 from monarch_kernel.runtime.actor.extensions import pool_functions
 from monarch_kernel.runtime.actor.healing.healed import HEAL_TIMEOUT, Healable, Healed, HostSource
+from monarch_kernel.runtime.actor.ids import unique
 from monarch_kernel.runtime.actor.meshes.actor_mesh import RESERVED, ActorMesh, T, settled
-from monarch_kernel.runtime.actor.meshes.debugger_methods import DebuggerMethods
-from monarch_kernel.runtime.actor.meshes.tensor_methods import TensorMethods
-from monarch_kernel.runtime.actor.meshes.view_methods import PlotMethods
-from monarch_kernel.runtime.actor.meshes.workspace_methods import WorkspaceMethods
+from monarch_kernel.runtime.actor.meshes.tool_methods import (
+    DebuggerMethods,
+    PlotMethods,
+    TensorMethods,
+    WorkspaceMethods,
+)
 from monarch_kernel.runtime.actor.mocks import stand_in
-from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.actor.ports.holders import give, pickled
 from monarch_kernel.runtime.actor.process import System, get_system
 from monarch_kernel.runtime.mesh.ndslice import unsigned
@@ -39,7 +41,7 @@ from monarch_kernel.runtime.mesh.rankset import shrunk
 from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, MeshTrait, Region
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.node.future import CoroutineFuture, Future, gathered, resolved
-from monarch_kernel.runtime.supervision.tree import OwnedMesh
+from monarch_kernel.runtime.supervision import OwnedMesh
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh

@@ -29,7 +29,7 @@ from monarch_kernel.protocol.serialize import PLAIN, dumps_any, dumps_arrays, is
 from monarch_kernel.runtime.actor.context import current, shared
 from monarch_kernel.runtime.actor.process import get_system
 from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink, Pickled
-from monarch_kernel.runtime.supervision.senders import Sender, Senders
+from monarch_kernel.runtime.supervision import Sender, Senders
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.calls.target import Target

@@ -27,7 +27,7 @@ from monarch_kernel.runtime.actor.process import get_system
 from monarch_kernel.runtime.actor.wire_types import Buffers, ReplyBody
 from monarch_kernel.runtime.mesh.shape import Extent
 from monarch_kernel.runtime.node.future import Future
-from monarch_kernel.runtime.supervision.senders import Sender, Senders
+from monarch_kernel.runtime.supervision import Sender, Senders
 
 
 class _Inlet:

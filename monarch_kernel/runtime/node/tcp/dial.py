@@ -12,7 +12,7 @@ from typing import Any
 from monarch_kernel.protocol.keys import Keys
 from monarch_kernel.runtime.node.link import OnClose, OnMessage
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller, Timer
-from monarch_kernel.runtime.node.tcp import greeting
+from monarch_kernel.runtime.node.tcp import channel as greeting
 from monarch_kernel.runtime.node.tcp.addresses import host_and_port, resolve, split
 from monarch_kernel.runtime.node.tcp.channel import (
     HandshakeFailure,
@@ -22,8 +22,7 @@ from monarch_kernel.runtime.node.tcp.channel import (
     let_go,
     speaks,
 )
-from monarch_kernel.runtime.node.tcp.heartbeat import silence_timeout
-from monarch_kernel.runtime.node.tcp.link import TcpLink
+from monarch_kernel.runtime.node.tcp.link import TcpLink, silence_timeout
 
 log = logging.getLogger(__name__)
 

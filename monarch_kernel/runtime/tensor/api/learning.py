@@ -10,8 +10,7 @@ from torch.utils._pytree import tree_flatten
 from monarch_kernel.runtime.tensor.controller.handle import handle_of
 from monarch_kernel.runtime.tensor.controller.opaque_ref import OpaqueRef
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
-from monarch_kernel.runtime.tensor.rank.objects import Construct, describe_object, object_of
-from monarch_kernel.runtime.tensor.rank.results import ResultLike, part_of_key
+from monarch_kernel.runtime.tensor.rank.objects import Construct, ResultLike, describe_object, object_of, part_of_key
 
 #: The key under which an engine stores learnt results.
 _LEARNT = "results of functions"

@@ -17,12 +17,12 @@ from torch.utils._pytree import tree_flatten
 from monarch_kernel.runtime.tensor.api.activation import active_target, tensor_mesh
 from monarch_kernel.runtime.tensor.api.learning import argument_key
 from monarch_kernel.runtime.tensor.controller.adjoints import without_gradient
+from monarch_kernel.runtime.tensor.controller.borrowing import TensorLoan, ranks_in, region_of
 from monarch_kernel.runtime.tensor.controller.engine import handles_in
 from monarch_kernel.runtime.tensor.controller.errors import MixedTensorsError
-from monarch_kernel.runtime.tensor.controller.loan import TensorLoan, ranks_in, region_of
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 from monarch_kernel.runtime.tensor.rank.calls import TakeResult, WaitForCall, described
-from monarch_kernel.runtime.tensor.rank.results import ResultLike
+from monarch_kernel.runtime.tensor.rank.objects import ResultLike
 
 
 class LentArguments:

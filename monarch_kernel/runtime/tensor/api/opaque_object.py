@@ -19,8 +19,7 @@ from monarch_kernel.runtime.tensor.controller.handle import Tensor
 from monarch_kernel.runtime.tensor.controller.opaque_ref import OpaqueRef
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 from monarch_kernel.runtime.tensor.rank import objects
-from monarch_kernel.runtime.tensor.rank.objects import CallMethod, Construct, NamedFunction
-from monarch_kernel.runtime.tensor.rank.results import ResultLike
+from monarch_kernel.runtime.tensor.rank.objects import CallMethod, Construct, NamedFunction, ResultLike
 
 
 class OpaqueObject(OpaqueRef):

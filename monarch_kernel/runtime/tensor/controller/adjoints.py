@@ -23,7 +23,7 @@ from monarch_kernel.runtime.tensor.controller.borrowing import Borrow
 from monarch_kernel.runtime.tensor.controller.errors import BorrowError
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, make_handle
 from monarch_kernel.runtime.tensor.controller.spec import spec_of, spec_on
-from monarch_kernel.runtime.tensor.rank import transfers
+from monarch_kernel.runtime.tensor.rank import reductions
 from monarch_kernel.runtime.tensor.wire import RankMoves
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ def _spread(gradient: Tensor, mesh: TensorMesh) -> Tensor:
     coords = (frozenset(part.ranks), tuple(gradient.shape), gradient.dtype)
 
     def issue(t: Tensor) -> Tensor:
-        return mesh.call(transfers.spread, lambda g, *_: torch.empty_like(g), t, *coords, onto=mesh)
+        return mesh.call(reductions.spread, lambda g, *_: torch.empty_like(g), t, *coords, onto=mesh)
 
     if not _differentiates(gradient):
         return issue(gradient)
@@ -324,7 +324,7 @@ def _moved(tensor: Tensor, source: TensorMesh, target: TensorMesh) -> Tensor:
         engine.plan.line().moved += tensor.numel() * tensor.element_size()
     carrier = engine.mesh_of(engine.world, source.stream)
     shape = tuple(tensor.shape)
-    return carrier.call(transfers.transferred, lambda t, _: t.new_empty(shape), tensor, how, onto=target)
+    return carrier.call(reductions.transferred, lambda t, _: t.new_empty(shape), tensor, how, onto=target)
 
 
 def senders(source: TensorMesh, target: TensorMesh) -> list[int]:
@@ -361,15 +361,15 @@ def _to_other_world(tensor: Tensor, target: TensorMesh) -> Tensor:
     source = tensor._spec.mesh
     route = senders(source, target)
     source.engine.plan.synchronised("to_mesh()")
-    offers = dict(source.engine.ask(source, transfers.offered, tensor))
+    offers = dict(source.engine.ask(source, reductions.offered, tensor))
     engine = target.engine
     try:
         number = engine.new_number()
         plan = {target.ranks[k]: offers[source.ranks[sender]] for k, sender in enumerate(route)}
-        take = functools.partial(transfers.taken, number, plan, tuple(tensor.shape), tensor.dtype)
+        take = functools.partial(reductions.taken, number, plan, tuple(tensor.shape), tensor.dtype)
         engine.ask(target, take)
     finally:
-        source.engine.ask(source, transfers.withdraw)
+        source.engine.ask(source, reductions.withdraw)
     with _disable_current_modes():
         like = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     return make_handle(spec_of(target, like), ValueOwner(number, target.dead))

@@ -41,13 +41,12 @@ from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, Non
 from monarch_kernel.runtime.tensor.controller.fetched_values import ComparedValues, FetchedValues
 from monarch_kernel.runtime.tensor.controller.frames import ReplayedFrames
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, handle_of, make_handle
-from monarch_kernel.runtime.tensor.controller.plan import Plan
-from monarch_kernel.runtime.tensor.controller.signature import operation_name
+from monarch_kernel.runtime.tensor.controller.signature import Plan, operation_name
 from monarch_kernel.runtime.tensor.controller.spec import spec_of
 from monarch_kernel.runtime.tensor.controller.stream import MAIN, Stream
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 from monarch_kernel.runtime.tensor.controller.world_group import WorldGroup, groups_on_ranks
-from monarch_kernel.runtime.tensor.inspection.engines import add_engine
+from monarch_kernel.runtime.tensor.inspection.running import add_engine
 from monarch_kernel.runtime.tensor.rank.groups import WithGroups
 from monarch_kernel.runtime.tensor.wire import (
     DELETE,

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from monarch_kernel.display.locations import label_of
+from monarch_kernel.display.quantities import label_of
 
 #: Code and instruction of each frame in turn, innermost first. The list is flat because many are alive, and a pair
 #: would be an extra object.

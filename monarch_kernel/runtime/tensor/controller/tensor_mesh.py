@@ -22,10 +22,9 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from monarch_kernel.runtime.actor.errors import SupervisionError
 from monarch_kernel.runtime.tensor.controller import adjoints, frames, reducing
-from monarch_kernel.runtime.tensor.controller.borrowing import Borrow, check_write, drop, share
+from monarch_kernel.runtime.tensor.controller.borrowing import Borrow, check_write, current_loan, drop, share
 from monarch_kernel.runtime.tensor.controller.errors import BorrowError, DeviceMeshError, MixedTensorsError
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, _make_of, make_handle
-from monarch_kernel.runtime.tensor.controller.loan import current_loan
 from monarch_kernel.runtime.tensor.controller.opaque_ref import OpaqueRef
 from monarch_kernel.runtime.tensor.controller.redraws import Redraws
 from monarch_kernel.runtime.tensor.controller.signature import (
@@ -41,7 +40,7 @@ from monarch_kernel.runtime.tensor.controller.signature import (
 from monarch_kernel.runtime.tensor.controller.spec import Spec, spec_of
 from monarch_kernel.runtime.tensor.controller.world_group import groups_on_ranks
 from monarch_kernel.runtime.tensor.rank.groups import WithGroups
-from monarch_kernel.runtime.tensor.rank.results import FlatResult, ResultLike, is_plain
+from monarch_kernel.runtime.tensor.rank.objects import FlatResult, ResultLike, is_plain
 from monarch_kernel.runtime.tensor.replay.numbers import GivenFloat
 from monarch_kernel.runtime.tensor.wire import RANK_DEVICE, Definition, FailedValue, FloatSlot, TensorSlot
 

@@ -7,13 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_kernel.display.locations import shown_location, source_line
-from monarch_kernel.display.quantities import text_size
+from monarch_kernel.display.quantities import shown_location, source_line, text_size
 from monarch_kernel.display.tables import AsTable, TableView
 from monarch_kernel.runtime.tensor.controller import frames
 from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError
-from monarch_kernel.runtime.tensor.controller.plan import LineCost
-from monarch_kernel.runtime.tensor.inspection.engines import all_engines
+from monarch_kernel.runtime.tensor.controller.signature import LineCost
+from monarch_kernel.runtime.tensor.inspection.running import all_engines
 
 Line = tuple[str, int, str]
 

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from monarch_kernel.display.locations import shown_location, source_line
-from monarch_kernel.display.quantities import text_size
+from monarch_kernel.display.quantities import shown_location, source_line, text_size
 from monarch_kernel.display.tables import AsTable, TableView
 from monarch_kernel.runtime.tensor.controller import frames
 from monarch_kernel.runtime.tensor.controller.borrowing import number_of
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner
-from monarch_kernel.runtime.tensor.inspection.engines import all_engines
+from monarch_kernel.runtime.tensor.inspection.running import all_engines
 from monarch_kernel.runtime.tensor.rank.held import HeldValue, held_here
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from monarch_kernel.runtime.tensor.controller.engine import NanCheckSettings, TensorEngine
-from monarch_kernel.runtime.tensor.inspection.engines import all_engines
+from monarch_kernel.runtime.tensor.inspection.running import all_engines
 
 
 class NanWatching:

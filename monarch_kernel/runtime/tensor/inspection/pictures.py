@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
 )
 
-from monarch_kernel.display import styles
+from monarch_kernel.display import tables
 from monarch_kernel.display.quantities import text_size
 from monarch_kernel.display.tables import AsTable, TableView
 from monarch_kernel.runtime.tensor.rank.held import TensorPart, part_here
@@ -40,7 +40,7 @@ def short_form(handle: Tensor) -> str:
 def handle_html(handle: Tensor) -> str:
     """Return HTML with the short form, and with the methods that show more."""
     hint = "its values: inspect(t), t.tolist(); its parts: t.visualize()"
-    return f'<div style="{styles.BOX}">{escape(short_form(handle))}</div><div style="{styles.DIM}">{escape(hint)}</div>'
+    return f'<div style="{tables.BOX}">{escape(short_form(handle))}</div><div style="{tables.DIM}">{escape(hint)}</div>'
 
 
 def picture_of(handle: Tensor) -> TensorPicture:
@@ -97,15 +97,15 @@ class TensorPicture(AsTable):
             f"{self._drawing(part, colour)}<div>{escape(self._ranges(part))}</div>"
             for part, colour in zip(self.parts, colours, strict=True)
         ]
-        head = "".join(f'<th style="{styles.LEFT}">{escape(text)}</th>' for text in self._headings())
+        head = "".join(f'<th style="{tables.LEFT}">{escape(text)}</th>' for text in self._headings())
         body = "".join(
-            f'<tr><th style="{styles.NAME}">{escape(name)}</th>'
-            + "".join(f'<td style="{styles.NAME};{styles.FONT};font-size:11px">{cell}</td>' for cell in row)
+            f'<tr><th style="{tables.NAME}">{escape(name)}</th>'
+            + "".join(f'<td style="{tables.NAME};{tables.FONT};font-size:11px">{cell}</td>' for cell in row)
             + "</tr>"
             for name, *row in self._rows(cells)
         )
         return (
-            f'<div style="{styles.CAPTION}">{escape(self._caption())}</div>'
+            f'<div style="{tables.CAPTION}">{escape(self._caption())}</div>'
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         )
 

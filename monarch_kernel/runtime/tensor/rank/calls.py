@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from monarch_kernel.runtime.tensor.rank.current_executor import here
-from monarch_kernel.runtime.tensor.rank.results import ResultLike, description, detached
+from monarch_kernel.runtime.tensor.rank.objects import ResultLike, description, detached
 from monarch_kernel.runtime.tensor.rank.values import EndedCall, awaited_end, awaited_store, end_call
 from monarch_kernel.runtime.tensor.wire import FailedValue, OperationFailed
 

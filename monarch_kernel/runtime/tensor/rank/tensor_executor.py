@@ -16,9 +16,8 @@ from monarch_kernel.runtime.actor.definition import Actor, endpoint
 from monarch_kernel.runtime.actor.execution.collectives import failed_by_peer
 from monarch_kernel.runtime.tensor.rank import device
 from monarch_kernel.runtime.tensor.rank.current_executor import runs_here, runs_one
-from monarch_kernel.runtime.tensor.rank.nan_check import CheckedPrograms, NanCheck
 from monarch_kernel.runtime.tensor.rank.program import Program, compiled, operation_of
-from monarch_kernel.runtime.tensor.rank.recorded import RecordedProgram
+from monarch_kernel.runtime.tensor.rank.recorded import CheckedPrograms, NanCheck, RecordedProgram
 from monarch_kernel.runtime.tensor.rank.values import LENT, RankStore, forget, store_of
 from monarch_kernel.runtime.tensor.wire import (
     DELETE,

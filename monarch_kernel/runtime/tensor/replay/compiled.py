@@ -25,8 +25,15 @@ from monarch_kernel.runtime.tensor.replay import reachable as reach
 from monarch_kernel.runtime.tensor.replay.numbers import FollowedFloat, FollowedNode
 from monarch_kernel.runtime.tensor.replay.reachable import ReachableState, is_constant
 from monarch_kernel.runtime.tensor.replay.recorder import ReplayRecorder
-from monarch_kernel.runtime.tensor.replay.recording import REFUSED, Effect, Gradient, HandleKind, Recording
-from monarch_kernel.runtime.tensor.replay.segments import ReplaySegment, segments_of
+from monarch_kernel.runtime.tensor.replay.recording import (
+    REFUSED,
+    Effect,
+    Gradient,
+    HandleKind,
+    Recording,
+    ReplaySegment,
+    segments_of,
+)
 
 #: The maximum number of recordings of one function for one kind of arguments. The least used one is dropped.
 MOST = 8

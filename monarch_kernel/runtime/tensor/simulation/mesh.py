@@ -15,20 +15,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
-from monarch_kernel.runtime.actor.meshes.tensor_methods import TensorMethods
+from monarch_kernel.runtime.actor.meshes.tool_methods import TensorMethods
 from monarch_kernel.runtime.mesh.shape import Extent, Region
 from monarch_kernel.runtime.tensor.controller import frames
 from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
 from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedValues
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
-from monarch_kernel.runtime.tensor.controller.plan import Plan
-from monarch_kernel.runtime.tensor.controller.signature import Signature
+from monarch_kernel.runtime.tensor.controller.signature import Plan, Signature
 from monarch_kernel.runtime.tensor.controller.spec import Spec
 from monarch_kernel.runtime.tensor.controller.stream import MAIN, Stream
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 from monarch_kernel.runtime.tensor.rank.program import operation_of
-from monarch_kernel.runtime.tensor.simulation.ledger import Ledger
-from monarch_kernel.runtime.tensor.simulation.rates import SimulatedRates, sent_in
+from monarch_kernel.runtime.tensor.simulation.ledger import Ledger, SimulatedRates, sent_in
 from monarch_kernel.runtime.tensor.wire import FloatSlot, RankDevice, RankMoves, Reduction, TensorSlot
 
 _meta: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("monarch_simulation_meta", default=())

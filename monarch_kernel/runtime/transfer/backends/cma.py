@@ -17,8 +17,7 @@ from monarch_kernel import environment
 from monarch_kernel.runtime.transfer.backends.interface import BackendContext, StatelessBackend
 from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
-from monarch_kernel.runtime.transfer.memory import Layout
-from monarch_kernel.runtime.transfer.memory_copy import copy, scratch, steps
+from monarch_kernel.runtime.transfer.memory import Layout, copy, scratch, steps
 from monarch_kernel.runtime.transfer.registration_table import PeerProcess
 from monarch_kernel.runtime.transfer.thread_pool import SharedCopy
 

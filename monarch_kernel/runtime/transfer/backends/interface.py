@@ -11,10 +11,9 @@ from typing import Any, Protocol
 
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.transfer.errors import RDMAError
-from monarch_kernel.runtime.transfer.handle import Handle, Op
+from monarch_kernel.runtime.transfer.handle import Handle, Op, OwnerRequest
 from monarch_kernel.runtime.transfer.memory import Layout
 from monarch_kernel.runtime.transfer.registration_table import PeerProcess, Registration
-from monarch_kernel.runtime.transfer.requests import OwnerRequest
 from monarch_kernel.runtime.transfer.thread_pool import ThreadPool
 
 

@@ -15,8 +15,7 @@ from monarch_kernel.runtime.transfer import device
 from monarch_kernel.runtime.transfer.backends.interface import BackendContext, StatelessBackend
 from monarch_kernel.runtime.transfer.errors import RDMAError
 from monarch_kernel.runtime.transfer.handle import Handle, Op
-from monarch_kernel.runtime.transfer.memory import Layout, Memory, address_of
-from monarch_kernel.runtime.transfer.memory_copy import copy, scratch
+from monarch_kernel.runtime.transfer.memory import Layout, Memory, address_of, copy, scratch
 
 #: The size of a message (bytes), and the number of messages in flight.
 CHUNK = 8 << 20

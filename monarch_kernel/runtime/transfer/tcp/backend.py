@@ -24,15 +24,19 @@ from monarch_kernel.runtime.transfer.backends.interface import BackendContext
 from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.tcp.connection import (
+    CONNECT,
+    LOOPBACK,
     Connection,
+    DataPort,
     EncryptedConnection,
     can_encrypt,
+    dial,
+    host_of,
     new_secret,
     recv_memory,
     send_memory,
     skip,
 )
-from monarch_kernel.runtime.transfer.tcp.rendezvous import CONNECT, LOOPBACK, DataPort, dial, host_of
 from monarch_kernel.runtime.transfer.thread_pool import SharedCopy, ThreadPool
 
 log = logging.getLogger(__name__)

@@ -23,23 +23,23 @@ from typing import Any
 from monarch_kernel import environment
 from monarch_kernel.runtime.transfer.backends.interface import BackendContext
 from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutError, Unfit
-from monarch_kernel.runtime.transfer.handle import Handle, Op
+from monarch_kernel.runtime.transfer.handle import Handle, Op, await_death
 from monarch_kernel.runtime.transfer.memory import Memory
-from monarch_kernel.runtime.transfer.requests import await_death
-from monarch_kernel.runtime.transfer.verbs.card import Card, pyverbs
-from monarch_kernel.runtime.transfer.verbs.gpu import register
-from monarch_kernel.runtime.transfer.verbs.messages import (
+from monarch_kernel.runtime.transfer.verbs.card import (
+    Card,
+    CardPort,
     ConnectAnswer,
     ConnectRequest,
+    Gid,
     QueuePairEnd,
     decode_request,
     encode,
+    find_ports,
+    pair,
+    pyverbs,
 )
-from monarch_kernel.runtime.transfer.verbs.ports import CardPort, Gid, find_ports, pair
-from monarch_kernel.runtime.transfer.verbs.queue_pairs import WorkFailure
-from monarch_kernel.runtime.transfer.verbs.regions import SMALL, RegionCache
-from monarch_kernel.runtime.transfer.verbs.route import Route
-from monarch_kernel.runtime.transfer.verbs.transfer import Transfer
+from monarch_kernel.runtime.transfer.verbs.regions import SMALL, RegionCache, WorkFailure, register
+from monarch_kernel.runtime.transfer.verbs.transfer import Route, Transfer
 
 #: How long a failed route is not retried (seconds): devices and networks come and go.
 BARRED_FOR = 300.0

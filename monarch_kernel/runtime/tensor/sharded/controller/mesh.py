@@ -16,8 +16,8 @@ from monarch_kernel.runtime.actor.hosts.host_mesh import this_host
 from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 from monarch_kernel.runtime.mesh.shape import unknown_dimension
 from monarch_kernel.runtime.tensor.api.activation import activate_sharded, engine_of
+from monarch_kernel.runtime.tensor.controller.borrowing import current_loan
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
-from monarch_kernel.runtime.tensor.controller.loan import current_loan
 from monarch_kernel.runtime.tensor.controller.stream import MAIN
 from monarch_kernel.runtime.tensor.sharded.controller.sharded_world import ShardedWorld
 from monarch_kernel.runtime.tensor.sharded.controller.target import KeepsMesh, ShardedMesh
@@ -31,7 +31,7 @@ PRELOAD = (
     "torch.distributed.tensor",
     "torch.distributed.device_mesh",
     "torch._dynamo",  # otherwise DTensor's first operation imports it in each rank, which takes seconds
-    "monarch_kernel.runtime.tensor.sharded.rank.rebinding",
+    "monarch_kernel.runtime.tensor.sharded.rank.sharing",
     "monarch_kernel.runtime.tensor.training.rank.modules",
     "monarch_kernel.runtime.tensor.training.rank.snapshots",
 )

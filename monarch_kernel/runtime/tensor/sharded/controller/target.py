@@ -24,9 +24,8 @@ from monarch_kernel.runtime.tensor.controller.world_group import everywhere
 from monarch_kernel.runtime.tensor.rank.held import placement_text
 from monarch_kernel.runtime.tensor.rank.program import written
 from monarch_kernel.runtime.tensor.sharded.controller import values
-from monarch_kernel.runtime.tensor.sharded.controller.generator import Handover
-from monarch_kernel.runtime.tensor.sharded.controller.layout import Placements
 from monarch_kernel.runtime.tensor.sharded.controller.sharded_world import ShardedWorld, Unformed
+from monarch_kernel.runtime.tensor.sharded.controller.values import Handover, Placements
 from monarch_kernel.runtime.tensor.sharded.rank import factories, state
 from monarch_kernel.runtime.tensor.wire import FailedValue
 

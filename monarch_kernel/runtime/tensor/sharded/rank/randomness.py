@@ -15,8 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.utils._pytree import tree_leaves
 
 from monarch_kernel.runtime.tensor.rank.current_executor import here
-from monarch_kernel.runtime.tensor.sharded.rank.layout import part_of, write
-from monarch_kernel.runtime.tensor.sharded.rank.whole import run_whole
+from monarch_kernel.runtime.tensor.sharded.rank.layout import part_of, run_whole, write
 
 aten: Any = torch.ops.aten
 

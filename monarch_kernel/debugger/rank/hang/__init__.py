@@ -1,1 +1,0 @@
-"""Determine what this process waits for, as evidence for the verdict over all ranks."""

@@ -1,1 +1,0 @@
-"""Read the stacks of this process: its threads and its asyncio tasks."""
