@@ -234,6 +234,13 @@ def speaks(first: bytes) -> str:
     return "ZeroMQ" if first.startswith(_ZMTP) else ""
 
 
+def is_cut(error: OSError) -> bool:
+    """Return whether an error means that the connection was cut, and not that its data was invalid."""
+    if not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError):
+        return True
+    return "UNEXPECTED_EOF" in (error.reason or "")  # of a plain SSLError in early releases of Python 3.11
+
+
 class HandshakeFailure(enum.Enum):
     """The cause of a failed TLS handshake."""
 
@@ -247,8 +254,9 @@ class HandshakeFailure(enum.Enum):
 
 def handshake_failure(error: OSError) -> HandshakeFailure:
     """Classify the error of a failed handshake."""
-    if not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+    if is_cut(error) or isinstance(error, ssl.SSLZeroReturnError):
         return HandshakeFailure.HUNG_UP
+    assert isinstance(error, ssl.SSLError)
     reason = error.reason or ""
     for reasons, meaning in (
         (_THEIR_KEY, HandshakeFailure.THEIR_KEY),
@@ -258,4 +266,4 @@ def handshake_failure(error: OSError) -> HandshakeFailure:
     ):
         if reason.endswith(reasons):
             return meaning
-    return HandshakeFailure.HUNG_UP if "UNEXPECTED_EOF" in reason else HandshakeFailure.BROKEN
+    return HandshakeFailure.BROKEN

@@ -6,7 +6,6 @@ import hashlib
 import logging
 import os
 import select
-import ssl
 import threading
 import time
 from collections import deque
@@ -16,7 +15,7 @@ from monarch_kernel.protocol.keys import Keys
 from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.node.link import Buffer, Link, OnClose, OnMessage
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
-from monarch_kernel.runtime.node.tcp.channel import TlsChannel
+from monarch_kernel.runtime.node.tcp.channel import TlsChannel, is_cut
 from monarch_kernel.runtime.node.tcp.heartbeat import PeerHealth, heartbeat_of
 
 log = logging.getLogger(__name__)
@@ -120,7 +119,7 @@ class TcpLink(Link):
     def _at_end(self, error: OSError | None) -> None:
         if error is None:
             self.end(CLOSED_THERE)
-        elif isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+        elif not is_cut(error):
             log.warning("the link to %s (%s) ends: the data was changed on the way (%s)", self.peer, self.where, error)
             self.end(CHANGED)
         else:
