@@ -7,16 +7,20 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from constraints.install import uv_settings
+from constraints.install import uv_settings as settings_of_pip
 
 ROOT = Path(__file__).resolve().parents[2]
 Environment = Callable[..., Path]
 #: The version of the Python that runs the tests.
 THIS = "{}.{}".format(*sys.version_info)
+
+
+uv_settings = cache(settings_of_pip)
 
 
 def clean(**more: str) -> dict[str, str]:
@@ -83,6 +87,7 @@ def environment(tmp_path: Path) -> Iterator[Environment]:
 
 
 def find_python(version: str) -> str | None:
-    """An interpreter of this version, of the system, pyenv or uv; none is downloaded."""
+    """An interpreter of this version, of the system, uv, or pyenv; none is downloaded."""
     found = uv("python", "find", "--no-python-downloads", "--no-project", "--system", version, check=False)
-    return found.stdout.strip() or None
+    pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
+    return found.stdout.strip() or next(map(str, sorted(pyenv.glob(f"versions/{version}.*/bin/python"))), None)
