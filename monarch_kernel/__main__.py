@@ -35,6 +35,10 @@ _COMMANDS = {
         "register this environment's kernel with Jupyter", "monarch_kernel.cli.install:add_install_command"
     ),
     "uninstall": _Command("undo install", "monarch_kernel.cli.install:add_uninstall_command"),
+    "doctor": _Command(
+        "check what is installed and usable here, and how to add the rest",
+        "monarch_kernel.cli.doctor:add_doctor_command",
+    ),
     "worker": _Command(
         "make this host available to controllers on this or other hosts",
         "monarch_kernel.cli.worker:add_worker_command",
@@ -124,8 +128,18 @@ def _run_kernel(argv: Sequence[str]) -> int:
     if sys.path and sys.path[0] in ("", os.getcwd()):
         del sys.path[0]
     gc.disable()  # until all is loaded: nothing of that is garbage
-    from monarch_kernel.kernel.kernel import launch
-
+    try:
+        from monarch_kernel.kernel.kernel import launch
+    except ModuleNotFoundError as error:
+        if (error.name or "monarch_kernel").partition(".")[0] == "monarch_kernel":
+            raise
+        # Where monarch_kernel was installed without its dependencies, Jupyter offers the kernel nonetheless.
+        print(
+            f"The Monarch kernel cannot run in {sys.prefix}, which lacks the package {error.name}: "
+            "'monarch-kernel doctor kernel' there says how to add what it needs",
+            file=sys.stderr,
+        )
+        return 1
     launch(argv)
     return 0
 

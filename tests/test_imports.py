@@ -174,6 +174,7 @@ ALLOWED: dict[str, set[str]] = {
         f"{RUNTIME}.host.worker_start",
         f"{ENGINES}.join",
         f"{WATCH}.profiler",
+        f"{RUNTIME}.transfer.verbs.ports",
     },
     "monarch_kernel.__main__": {"monarch_kernel.cli", f"{KERNEL}.kernel"},
     # The package itself: what `import monarch_kernel` names, each loaded at first use.
@@ -189,6 +190,8 @@ EXCEPTIONS = {
     f"{LAUNCHERS}.base": {f"{PROTOCOL}.announcement"},
     # The names of tools that the runtime loads, with what each must offer.
     f"{RUNTIME}.actor.extensions": {DEBUG, DEBUGGER, POOL, SYNC, WIDGETS, "monarch_kernel.tensor"},
+    # Whether the server extension can be loaded is found out by loading it.
+    "monarch_kernel.cli.doctor": {"monarch_kernel.server"},
     # The nodes of a Slurm job whose processes are read from outside.
     f"{DEBUGGER}.outside.slurm": {f"{LAUNCHERS}.slurm.queue", f"{LAUNCHERS}.base"},
     # A job that has a driver refuses another one, as the debugger of a mesh does.

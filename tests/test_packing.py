@@ -50,7 +50,8 @@ def packed(tree: Path, into: Path, kind: str) -> Path:
 
 def unpacked(sdist: Path, folder: Path) -> Path:
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # since Python 3.11.4
+        archive.extractall(folder)
     (tree,) = folder.iterdir()
     return tree
 

@@ -406,6 +406,7 @@ class Notebook:
         self.audit = AuditLog.of_environment()
         self._end_entry: Callable[[str], None] = lambda _outcome: None
         self.is_busy = False  # a cell runs
+        self.missed_view = False  # the user was told that no live view is connected
         self._foreign: list[str] = []  # cells of an earlier kernel, whose output goes to the running cell
 
     @property

@@ -74,6 +74,7 @@ class LookAtKept(msgspec.Struct, array_like=True, tag=76):
     call: int
     version: int  # WIRE_VERSION
     release: str  # of the package
+    oldest: int = 0  # as in Hello
 
 
 class ReadKeptLogs(msgspec.Struct, array_like=True, tag=77):
@@ -87,6 +88,7 @@ class ReadKeptLogs(msgspec.Struct, array_like=True, tag=77):
     release: str
     procs: list[str]
     tail: int = 0
+    oldest: int = 0
 
 
 class EndKept(msgspec.Struct, array_like=True, tag=78):
@@ -100,6 +102,7 @@ class EndKept(msgspec.Struct, array_like=True, tag=78):
     release: str
     pid: int  # process id of the sender, for the holder
     force: bool  # also end it if a living holder has it
+    oldest: int = 0
 
 
 class Held(msgspec.Struct, array_like=True):

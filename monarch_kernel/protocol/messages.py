@@ -11,7 +11,7 @@ This file is long because the wire protocol is one list: a new message is added 
 # text, which takes longer than everything else in them.
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -32,9 +32,16 @@ from monarch_kernel.protocol.observation import Observe, Observed, ObserveRank, 
 from monarch_kernel.protocol.placement import Placement
 from monarch_kernel.protocol.refs import Death, DeathKind, ProcRef, Seconds, SegmentRef
 
-#: Incremented whenever a header changes its shape, or a body needs a newer reader (``serialize``); two sides must have
-#: the same version, and report it otherwise.
-WIRE_VERSION = 10
+#: The version of the wire that this package speaks, and the oldest one that it also understands. Two sides of different
+#: versions meet if one of them understands the other's (``can_meet``); otherwise both report their versions.
+#:
+#: A new message, and a new last field with a default, need no new version: msgspec drops fields that a reader does not
+#: know, and a reader that does not know a message names it (``runtime.node.link``). Increment ``WIRE_VERSION`` whenever
+#: a field or its meaning changes, a body needs a newer reader (``serialize``), or code moves to which bodies refer:
+#: actors of the tools, values of the public modules. Set ``OLDEST_WIRE`` to it as well, unless this package still
+#: reads and writes what the older one does.
+WIRE_VERSION = 11
+OLDEST_WIRE = 11
 
 PREFIX = struct.Struct("<IQ")
 
@@ -60,6 +67,7 @@ class Hello(msgspec.Struct, array_like=True, tag=1):
     answer: bool = False  # requests a Hello in return: the connecting side knows only an address
     connection: str = ""  # between gateways: the connection's name, chosen by the dialling side
     lost: tuple[str, ...] = ()  # the last connections between the two that the sender has lost
+    oldest: int = 0  # the oldest version that the sender understands; 0: only its own
 
 
 class Refused(msgspec.Struct, array_like=True, tag=2):
@@ -496,6 +504,7 @@ class AskConsole(msgspec.Struct, array_like=True, tag=48):
     call: int
     version: int
     release: str
+    oldest: int = 0  # as in Hello
 
 
 # -- healing ----------------------------------------------------------------------------------
@@ -671,6 +680,21 @@ encode = msgspec.msgpack.Encoder().encode
 encode_death = msgspec.msgpack.Encoder().encode
 decode_death = msgspec.msgpack.Decoder(Death).decode
 decode: Callable[[bytes | memoryview], Message] = msgspec.msgpack.Decoder(Message).decode
+
+
+def can_meet(version: int, oldest: int) -> bool:
+    """Return whether this package and a peer understand each other.
+
+    Args:
+        version: the version of the wire that the peer speaks.
+        oldest: the oldest one that it understands; 0: only its own.
+    """
+    return OLDEST_WIRE <= version <= WIRE_VERSION or (oldest or version) <= WIRE_VERSION < version
+
+
+def message_name(tag: int) -> str:
+    """Return the name of the message with a tag; "" if there is none."""
+    return next((kind.__name__ for kind in get_args(Message) if kind.__struct_config__.tag == tag), "")
 
 
 def death_of(body: Any) -> Death:

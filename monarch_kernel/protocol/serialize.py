@@ -15,11 +15,13 @@ import copyreg
 import functools
 import io
 import pickle
+import re
 import sys
 import types
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeAlias
 
+from monarch_kernel._version import __version__
 from monarch_kernel.protocol.main_module import MAIN
 
 #: Buffers of at least this many bytes are kept out of the pickle and never copied before they are sent.
@@ -31,6 +33,12 @@ _PADDING = bytes(_ALIGN)
 
 #: Types of small immutable scalars.
 PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
+
+#: Errors of pickle for code of this package that does not exist here.
+_OURS = re.compile(
+    r"No module named '((?:monarch_kernel|workspace_sync)\.[\w.]+)'|"
+    r"Can't get attribute '([\w.]+)' on <module '((?:monarch_kernel|workspace_sync)[\w.]*)'"
+)
 
 Buffers = list[Any]  # bytes-like pieces, in order
 #: The part of a message after its header. To send: bytes-like, or ``Buffers``. Handlers get bytes-like data, an
@@ -424,20 +432,32 @@ def loads(body: Any, buffers: tuple[int, ...] = ()) -> Any:
     """Unpickle a body, which reverses ``dumps``.
 
     Arrays refer to ``body``'s memory, which they keep alive, unless it is read-only.
+
+    Raises:
+        ModuleNotFoundError, AttributeError: it refers to code that does not exist here. If that is code of this
+            package, the sender has another version, and the message says so.
     """
-    if not buffers:
-        return Unpickling.function(body.memory() if type(body) is Apart else body)
-    if type(body) is Apart:
-        view = body.memory()
-        rest: Any = body.pickled
-    else:
-        view = memoryview(body)
-        if view.readonly:  # the unpickled value must be writable, as at its sender
-            view = memoryview(bytearray(view))
-        rest = None
-    parts: list[memoryview] = []
-    at = 0
-    for length in buffers:
-        parts.append(view[at : at + length])
-        at += length + (-length % _ALIGN)
-    return Unpickling.function(view[at:] if rest is None else rest, buffers=parts)
+    try:
+        if not buffers:
+            return Unpickling.function(body.memory() if type(body) is Apart else body)
+        if type(body) is Apart:
+            view = body.memory()
+            rest: Any = body.pickled
+        else:
+            view = memoryview(body)
+            if view.readonly:  # the unpickled value must be writable, as at its sender
+                view = memoryview(bytearray(view))
+            rest = None
+        parts: list[memoryview] = []
+        at = 0
+        for length in buffers:
+            parts.append(view[at : at + length])
+            at += length + (-length % _ALIGN)
+        return Unpickling.function(view[at:] if rest is None else rest, buffers=parts)
+    except (ModuleNotFoundError, AttributeError) as error:
+        if (found := _OURS.search(str(error))) is None:
+            raise
+        raise type(error)(
+            f"monarch_kernel {__version__} has no {found[1] or '.'.join((found[3], found[2]))}, to which the sender "
+            "refers because it has another version: install the same version on all hosts"
+        ) from None

@@ -19,7 +19,16 @@ def _jupyter_server_extension_points() -> list[dict[str, str]]:
 
 
 def _load_jupyter_server_extension(app: Any) -> None:
-    """Add the handlers to a Jupyter server."""
-    from monarch_kernel.server.routes import handlers
-
+    """Add the handlers to a Jupyter server. If a package that they need is missing, log it once."""
+    try:
+        from monarch_kernel.server.routes import handlers
+    except ModuleNotFoundError as error:
+        if (error.name or "monarch_kernel").partition(".")[0] == "monarch_kernel":
+            raise
+        app.log.warning(
+            "monarch_kernel.server: kept meshes are not listed, because this environment lacks the package %s; "
+            "'monarch-kernel doctor server' says how to add it",
+            error.name,
+        )
+        return
     app.web_app.add_handlers(".*$", handlers(app.web_app.settings["base_url"]))

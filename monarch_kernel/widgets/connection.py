@@ -102,6 +102,13 @@ class ViewRequestError(Exception):
 
 
 _services: Services | None = None
+#: Whether a front end has ever been connected to this process.
+_was_viewed = False
+
+
+def was_viewed() -> bool:
+    """Return whether a panel or a live view has ever been connected to this process."""
+    return _was_viewed
 
 
 def use_services(services: Services | None) -> None:
@@ -140,6 +147,8 @@ class ViewConnection:
 
     def receive(self, message: Mapping[str, Any]) -> None:
         """Handle a message of the front end. Returns at once, on any thread. Unknown messages are ignored."""
+        global _was_viewed
+        _was_viewed = True
         kind = message.get("kind")
         if kind in ("lease", "again"):
             with self._changed:

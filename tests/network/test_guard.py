@@ -87,7 +87,7 @@ def test_a_worker_without_a_key_does_not_start(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("module", "attribute", "theirs", "ours"),
     [
-        ("monarch_kernel.protocol.messages", "WIRE_VERSION", 4711, f"wire version {WIRE_VERSION}"),
+        ("monarch_kernel.protocol.messages", "WIRE_VERSION = module.OLDEST_WIRE", 4711, f"wire version {WIRE_VERSION}"),
         (
             "monarch_kernel.runtime.node.routing",
             "PYTHON",

@@ -106,3 +106,24 @@ def test_a_large_array_is_sent_from_where_it_lies() -> None:
 def test_the_body_is_a_pickle_like_any_other() -> None:
     got = pickle.loads(dumps((("a", np.arange(3)), {}))[0])
     assert got[0][1].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("reference", "error", "missing"),
+    [
+        (b"cmonarch_kernel.protocol.of_a_newer_one\nThing\n.", ModuleNotFoundError, "protocol.of_a_newer_one"),
+        (b"cmonarch_kernel.actor\nOfANewerOne\n.", AttributeError, "actor.OfANewerOne"),
+    ],
+)
+@pytest.mark.parametrize("buffers", [(), (0,)])
+def test_code_of_another_version_is_named(
+    reference: bytes, error: type[Exception], missing: str, buffers: tuple[int, ...]
+) -> None:
+    said = rf"monarch_kernel \S+ has no monarch_kernel\.{missing}, .* another version: install the same version on all"
+    with pytest.raises(error, match=said):
+        loads(reference, buffers)
+
+
+def test_code_of_the_user_that_is_missing_is_left_to_its_own_words() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'of_the_user'$"):
+        loads(b"cof_the_user\nThing\n.")

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import defstruct
 
-from monarch_kernel.protocol.messages import PREFIX, ProcResponds, ProcStarted, StopProcs, encode
+from monarch_kernel import __version__
+from monarch_kernel.protocol import messages
+from monarch_kernel.protocol.messages import PREFIX, ProcResponds, ProcStarted, StopProcs, encode, message_name
 from monarch_kernel.runtime.node import link
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.link import MAX_HEADER, Link, memory_left
@@ -223,6 +226,47 @@ def test_what_cannot_be_taken_ends_the_link_with_its_cause_at_both_ends(
     other.all.get(5)
     for end in (friend, other):
         end.link.close()
+
+
+def test_a_message_that_an_older_side_does_not_know_is_named(poller: Poller, monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = defstruct("Newer", [("what", int)], array_like=True, tag=250)
+    monkeypatch.setattr(link, "message_name", {250: "Newer"}.get)  # as the side that sends it has it
+    left, right = End(poller), End(poller)
+    ours, theirs = socket.socketpair()
+    left.link.attach(ours)
+    right.link.attach(theirs)
+    left.link.send(encode(newer(1)))
+    right.closed.get(5)
+    left.closed.get(5)
+    why = "does not know message 250{}: install the newer version on all hosts"
+    assert right.link.ended == f"monarch_kernel {__version__} {why.format('')}"
+    assert left.link.ended == f"the other side gave it up: monarch_kernel {__version__} {why.format(' (Newer)')}"
+
+
+def test_a_message_has_its_name_by_its_tag() -> None:
+    assert message_name(ProcResponds.__struct_config__.tag) == "ProcResponds"
+    assert message_name(9999) == ""
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "meet"),
+    [
+        ((10, 10), (10, 10), True),
+        ((10, 10), (10, 0), True),  # one that names no oldest version
+        ((11, 10), (10, 0), True),  # ours is newer, and still speaks theirs
+        ((11, 11), (10, 0), False),
+        ((10, 10), (11, 10), True),  # theirs is newer, and still speaks ours
+        ((10, 10), (11, 0), False),
+        ((10, 10), (12, 11), False),
+        ((10, 8), (7, 5), False),
+    ],
+)
+def test_two_versions_meet_if_the_newer_understands_the_older(
+    ours: tuple[int, int], theirs: tuple[int, int], meet: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "WIRE_VERSION", ours[0])
+    monkeypatch.setattr(messages, "OLDEST_WIRE", ours[1])
+    assert messages.can_meet(*theirs) is meet
 
 
 @pytest.mark.parametrize("size", [10, 200_000, 9_000_000])

@@ -317,9 +317,17 @@ def test_another_version_is_refused_and_both_are_named(net: Net, monkeypatch: py
     controller = net.add("controller", "controller", "a")
     ours = routing.WIRE_VERSION
     monkeypatch.setattr(routing, "WIRE_VERSION", 99)
-    said = rf"a speaks wire version 99 .*, b speaks {ours} .*: install the same version"
+    monkeypatch.setattr(routing, "OLDEST_WIRE", 99)
+    said = rf"a speaks wire version 99 .*, b speaks {ours} .*: install the newer version on all hosts"
     with pytest.raises(ConnectionError, match=said):
         dial(controller, worker.ref.gateway_address)
+
+
+def test_a_newer_version_that_understands_this_one_is_met(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = net.worker("b")
+    controller = net.add("controller", "controller", "a")
+    monkeypatch.setattr(routing, "WIRE_VERSION", 99)  # OLDEST_WIRE stays as it is
+    assert dial(controller, worker.ref.gateway_address).host == "b"
 
 
 def test_another_python_is_refused_and_both_are_named(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:

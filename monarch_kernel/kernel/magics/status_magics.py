@@ -31,6 +31,7 @@ from monarch_kernel.kernel.sync_run import host_trees, older_modules
 from monarch_kernel.kernel.usage_errors import usage_error
 from monarch_kernel.meshes import KeptError, name_ranks
 from monarch_kernel.watch.live import live_tables, show_live, tables_text
+from monarch_kernel.widgets.connection import was_viewed
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.hang.verdict import Verdict
@@ -116,7 +117,18 @@ class StatusMagics(Subcommands):
                 )
             )
         warnings = self._notebook.walltimes.of_mesh(mesh)
+        self._say_without_view()
         return MeshStatus(mesh.name, listed, kept_here(tool_runtime().kept_host_of(mesh)), trees, warnings)
+
+    def _say_without_view(self) -> None:
+        """Print once where live views come from, if a kernel has never had one."""
+        if self._notebook.missed_view or was_viewed() or not publisher_for(self._notebook.shell).live:
+            return
+        self._notebook.missed_view = True
+        self.say(
+            "No panel or live view has connected to this kernel so far. "
+            "If you expect one, run where the Jupyter server runs: monarch-kernel doctor server"
+        )
 
     @magic_arguments("mesh logs")
     @mesh_argument()

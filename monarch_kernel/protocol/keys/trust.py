@@ -165,6 +165,9 @@ class Keys:
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # each is trusted by itself, not through another
         if protocol == ssl.PROTOCOL_TLS_SERVER:
             context.num_tickets = 0
+        # Early releases of Python 3.11 set it, and a cut connection then looks like one that the other side has closed.
+        # OpenSSL 1.1.1 does not have it, and always reports the cut.
+        context.options &= ~getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
         load_pair(context, self._identity)
         context.load_verify_locations(cadata=b"".join(self._trusted))
         return context

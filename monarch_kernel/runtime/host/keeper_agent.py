@@ -40,7 +40,6 @@ from monarch_kernel.protocol.kept_mesh import (
 from monarch_kernel.protocol.messages import (
     ERROR,
     OK,
-    WIRE_VERSION,
     Death,
     DeathKind,
     OutputChunk,
@@ -50,6 +49,7 @@ from monarch_kernel.protocol.messages import (
     SetPlacement,
     Shutdown,
     SpawnProcs,
+    can_meet,
     encode,
 )
 from monarch_kernel.protocol.output_records import MARKER
@@ -298,7 +298,7 @@ class KeeperAgent(WorkerAgent):
         """Return whether to refuse the sender: it is on another machine (no answer), or has another version (error)."""
         if not isinstance(link, Link):
             return True
-        if message.version == WIRE_VERSION:
+        if can_meet(message.version, message.oldest):
             return False
         text = f"it runs monarch_kernel {__version__}, but this is {message.release}: use the same version"
         _answer(link, message.call, text.encode(), ERROR)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import socket
 import threading
 from collections import deque
@@ -19,7 +20,8 @@ from typing import Protocol
 import msgspec
 
 from monarch_kernel import logs
-from monarch_kernel.protocol.messages import PREFIX, Message, Reply, decode, encode
+from monarch_kernel._version import __version__
+from monarch_kernel.protocol.messages import PREFIX, Message, Reply, decode, encode, message_name
 from monarch_kernel.protocol.private_files import NotPrivateError, user_name
 from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.protocol.socket_peers import is_ours, peer_of
@@ -49,6 +51,9 @@ _TURN = 1024 * 1024
 FAILED = 1
 #: The maximum length of a cause.
 _LONGEST_CAUSE = 2000
+#: msgspec's error for a message whose tag is of no message here, and this module's words for it.
+_UNKNOWN_TAG = re.compile(r"Invalid value (\d+) - at `\$\[0\]`")
+_UNKNOWN = re.compile(r"does not know message (\d+)")
 
 Buffer = bytes | bytearray | memoryview
 Pieces = list[Buffer]
@@ -379,7 +384,7 @@ class Link:
     def _on_word(self, word: Buffer) -> None:
         """Handle a word from the other end of the link."""
         if len(word) and word[0] == FAILED:
-            self.end(f"the other side gave it up: {_text(word[1:])}")
+            self.end(f"the other side gave it up: {add_message_name(_text(word[1:]))}")
         else:
             raise LinkError("an unknown word of the link was received")
 
@@ -483,9 +488,20 @@ def describe(error: Exception) -> str:
         return f"there is no memory for a message ({error})" if str(error) else "there is no memory for a message"
     if isinstance(error, LinkError):
         return str(error)
+    if isinstance(error, msgspec.ValidationError) and (unknown := _UNKNOWN_TAG.fullmatch(str(error))):
+        return (
+            f"monarch_kernel {__version__} does not know message {unknown[1]}: install the newer version on all hosts"
+        )
     if isinstance(error, msgspec.MsgspecError):
         return f"received data is not a message of this version ({error})"
     return f"a message could not be handled ({type(error).__name__}: {error})"
+
+
+def add_message_name(why: str) -> str:
+    """Add the name of a message that the other side does not know: only the side that has sent it knows the name."""
+    return _UNKNOWN.sub(
+        lambda found: f"{found[0]} ({message_name(int(found[1])) or 'unknown here, too'})", why, count=1
+    )
 
 
 def _text(word: Buffer) -> str:

@@ -20,6 +20,7 @@ from monarch_kernel import environment, logs
 from monarch_kernel._version import __version__
 from monarch_kernel.protocol.kept_mesh import EndKept, LookAtKept, ReadKeptLogs
 from monarch_kernel.protocol.messages import (
+    OLDEST_WIRE,
     WIRE_VERSION,
     AskConsole,
     Death,
@@ -38,6 +39,7 @@ from monarch_kernel.protocol.messages import (
     Reply,
     ReportProcs,
     SegmentRef,
+    can_meet,
     decode,
     encode,
     encode_death,
@@ -278,10 +280,11 @@ class Node:
         link.attach(sock)
 
     def _on_hello(self, link: PeerLink, hello: Hello, _body: Body) -> None:
-        if hello.version != WIRE_VERSION:
+        if not can_meet(hello.version, hello.oldest):
             theirs = f"{hello.ref.host} speaks wire version {hello.version} (monarch_kernel {hello.release or '?'})"
-            ours = f"{self.ref.host} speaks {WIRE_VERSION} (monarch_kernel {__version__})"
-            self.routes.refuse(link, f"{theirs}, {ours}: install the same version on all hosts")
+            spoken = f"{OLDEST_WIRE} to {WIRE_VERSION}" if OLDEST_WIRE < WIRE_VERSION else WIRE_VERSION
+            ours = f"{self.ref.host} speaks {spoken} (monarch_kernel {__version__})"
+            self.routes.refuse(link, f"{theirs}, {ours}: install the newer version on all hosts")
             return
         if not self.routes.on_hello(link, hello):
             return

@@ -24,9 +24,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from monarch_kernel import logs
 from monarch_kernel._version import __version__
 from monarch_kernel.protocol.messages import (
+    OLDEST_WIRE,
     WIRE_VERSION,
     AgentLost,
     Death,
@@ -46,7 +49,7 @@ from monarch_kernel.protocol.private_files import NotPrivateError
 from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.node.acceptor import UnixListener
 from monarch_kernel.runtime.node.interfaces import PeerLink
-from monarch_kernel.runtime.node.link import Link, connect_unix, describe, is_peers_fault, listen_unix
+from monarch_kernel.runtime.node.link import Link, add_message_name, connect_unix, describe, is_peers_fault, listen_unix
 
 if TYPE_CHECKING:
     from monarch_kernel.protocol.keys import Keys
@@ -82,8 +85,8 @@ def local_site() -> str:
 
 def make_hello(node: Node, answer: bool = False, connection: str = "", lost: tuple[str, ...] = ()) -> bytes:
     """Encode the first message on a link."""
-    pid = os.getpid()
-    return encode(Hello(WIRE_VERSION, node.id, pid, node.kind, node.ref, __version__, PYTHON, answer, connection, lost))
+    me = (node.id, os.getpid(), node.kind, node.ref, __version__, PYTHON)
+    return encode(Hello(WIRE_VERSION, *me, answer, connection, lost, OLDEST_WIRE))
 
 
 class Routes:
@@ -437,7 +440,8 @@ class Routes:
             via.send(encode(Introduce(ref)))
 
     def _on_unreachable(self, _link: PeerLink | None, message: Unreachable, body: Body) -> None:
-        self._node.declare_dead(message.proc, decode_death(body))
+        death = decode_death(body)
+        self._node.declare_dead(message.proc, msgspec.structs.replace(death, cause=add_message_name(death.cause)))
 
     def _on_agent_lost(self, _link: PeerLink, message: AgentLost, body: Body) -> None:
         node = self._node

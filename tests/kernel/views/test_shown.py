@@ -178,3 +178,22 @@ def test_what_has_no_number_is_said_once(mesh: Kernel) -> None:
     assert mesh.ok("%mesh plot --stop").stdout == "1 plot stopped.\n"
     assert "is no expression" in mesh.run("%mesh plot 1 +").evalue
     assert "there is no rank 7" in mesh.run("m.plot('loss', ranks=[7])").evalue
+
+
+def test_a_kernel_without_a_view_says_so_once(fresh_kernel: Kernel) -> None:
+    said = "No panel or live view has connected to this kernel so far."
+    fresh_kernel.ok("%mesh up --procs 1")
+    first = fresh_kernel.ok("%mesh status")
+    assert said in first.stdout and first.stdout.endswith("monarch-kernel doctor server\n")
+    assert said not in fresh_kernel.ok("%mesh status").stdout
+
+
+def test_a_kernel_with_a_view_says_nothing(fresh_kernel: Kernel) -> None:
+    page = Page(fresh_kernel)
+    try:
+        page.lease()
+        page.until(lambda: page.messages)
+        fresh_kernel.ok("%mesh up --procs 1")
+        assert fresh_kernel.ok("%mesh status").stdout == ""
+    finally:
+        page.close()

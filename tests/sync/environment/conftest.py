@@ -22,12 +22,18 @@ def short_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def channel(tmp_path_factory: pytest.TempPathFactory) -> channels.Channel:
+def movable_python() -> Path:
+    """The folder of this Python, which is not the system's: the system's cannot be copied to another folder."""
+    base = Path(sys.base_prefix)
+    if not os.path.realpath(sys.executable).startswith(str(base)) or base in (Path("/usr"), Path("/usr/local")):
+        pytest.skip("this Python is not relocatable")
+    return base
+
+
+@pytest.fixture(scope="session")
+def channel(movable_python: Path, tmp_path_factory: pytest.TempPathFactory) -> channels.Channel:
     """A conda channel with packages of text, code, a noarch one, and this machine's Python."""
     pytest.importorskip("rattler")
     if shutil.which("cc") is None or shutil.which("strip") is None:
         pytest.skip("no C compiler")
-    base = Path(sys.base_prefix)
-    if not os.path.realpath(sys.executable).startswith(str(base)) or base == Path("/usr"):
-        pytest.skip("this Python is not relocatable")
     return channels.build(tmp_path_factory.mktemp("conda"))

@@ -58,6 +58,7 @@ def test_without_this_package(channel: Channel, short_folder: Path, tmp_path: Pa
     assert_equal_trees(installed(fresh), short_folder / "uu-away")
 
 
+@pytest.mark.usefixtures("movable_python")
 def test_a_venv_with_its_python(tmp_path: Path) -> None:
     prefix = venv(
         tmp_path / "env",

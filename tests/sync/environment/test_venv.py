@@ -94,6 +94,7 @@ def test_compiled_modules_of_imports_are_not_synced(wheels: list[Path], tmp_path
     assert [os.path.basename(name)[:7] for name in {*names} - {*after}] == [b"second."]
 
 
+@pytest.mark.usefixtures("movable_python")
 def test_its_python_goes_along(venvs: list[Path], tmp_path: Path) -> None:
     index = Index("e", str(tmp_path / "sync"))
     scanned = environment_manifest(venvs[0], index, with_python=True)
@@ -109,6 +110,13 @@ def test_its_python_goes_along(venvs: list[Path], tmp_path: Path) -> None:
     assert first == f"{made} {made / '.python'} {made / 'bin' / 'python'}"
     # Executable, library and modules: all from the host's copy.
     assert eval(maps) and all(path.startswith(str(tmp_path)) for path in eval(maps))
+
+
+@pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="the system has no Python")
+def test_the_python_of_the_system_stays(tmp_path: Path) -> None:
+    subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    with pytest.raises(IncompatibleError, match=r"Python at /usr, .* cannot be sent along: .* from a Python of uv"):
+        environment_manifest(tmp_path / "env", Index("e", str(tmp_path / "sync")), with_python=True)
 
 
 def test_what_is_no_environment(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from monarch_kernel import logs
 from monarch_kernel._version import __version__
-from monarch_kernel.protocol.messages import ERROR, OK, WIRE_VERSION, AskConsole, Reply, encode
+from monarch_kernel.protocol.messages import ERROR, OK, OLDEST_WIRE, WIRE_VERSION, AskConsole, Reply, can_meet, encode
 from monarch_kernel.protocol.private_files import PrivateFolder, temporary_folders
 from monarch_kernel.protocol.socket_peers import peer_of
 from monarch_kernel.runtime.actor import extensions
@@ -95,7 +95,7 @@ def ask_console(controller: Controller, timeout: float = 10.0) -> socket.socket:
     """
     who = f"process {controller.pid}"
     try:
-        reply, answer = request(controller.address, AskConsole(1, WIRE_VERSION, __version__), timeout)
+        reply, answer = request(controller.address, AskConsole(1, WIRE_VERSION, __version__, OLDEST_WIRE), timeout)
     except TimeoutError:
         raise ConnectionError(
             f"{who} does not answer within {timeout:g} s: it is stopped, or native code holds the interpreter lock; "
@@ -125,7 +125,7 @@ def _on_ask_console(system: System, link: Any, message: AskConsole, _body: Any) 
         link.send(encode(Reply(message.call, 0, status)), text.encode())
 
     def work() -> None:
-        if message.version != WIRE_VERSION:
+        if not can_meet(message.version, message.oldest):
             answer(ERROR, f"it runs monarch_kernel {__version__}, but this is {message.release}: use the same version")
             return
         try:

@@ -9,7 +9,7 @@ import msgspec
 
 from monarch_kernel._version import __version__
 from monarch_kernel.protocol.kept_mesh import SOCKET, EndKept, KeptInfo, KeptRank, LookAtKept, ReadKeptLogs
-from monarch_kernel.protocol.messages import OK, WIRE_VERSION, LogText
+from monarch_kernel.protocol.messages import OK, OLDEST_WIRE, WIRE_VERSION, LogText
 from monarch_kernel.protocol.output_records import plain_text
 from monarch_kernel.protocol.private_files import NotOursError, NotPrivateError
 from monarch_kernel.runtime.actor.kept import folders
@@ -89,7 +89,7 @@ def kept_ranks(name: str) -> list[KeptRank]:
         KeptError: there is no such mesh, or it does not answer.
         ValueError: the name is invalid.
     """
-    body = _ask(name, LookAtKept(1, WIRE_VERSION, __version__))
+    body = _ask(name, LookAtKept(1, WIRE_VERSION, __version__, OLDEST_WIRE))
     return sorted(msgspec.msgpack.decode(body, type=list[KeptRank]), key=lambda one: (one.mesh, one.rank))
 
 
@@ -111,7 +111,7 @@ def kept_logs(name: str, mesh: str = "", ranks: Collection[int] = (), tail: int 
         for one in kept_ranks(name)
         if mesh in ("", one.mesh) and (not ranks or one.rank in ranks)
     }
-    body = _ask(name, ReadKeptLogs(1, WIRE_VERSION, __version__, list(asked), tail))
+    body = _ask(name, ReadKeptLogs(1, WIRE_VERSION, __version__, list(asked), tail, OLDEST_WIRE))
     texts: dict[tuple[str, int], str] = {}
     for entry in msgspec.msgpack.decode(body, type=list[LogText]):
         text = plain_text([(1, entry.stdout), (2, entry.stderr)])
@@ -128,7 +128,7 @@ def end_from_outside(name: str, force: bool) -> KeptInfo:
     folder = folder_of(name)
     info = folders.read_description(folder)
     label = os.path.basename(folder)
-    refused, _ = _request(folder, EndKept(1, WIRE_VERSION, __version__, os.getpid(), force), END_TIMEOUT)
+    refused, _ = _request(folder, EndKept(1, WIRE_VERSION, __version__, os.getpid(), force, OLDEST_WIRE), END_TIMEOUT)
     if refused:
         raise KeptError(f"mesh {label!r} was not ended: {refused}", held="holds it" in refused)
     return info or KeptInfo(label, 0, "", "", 0.0)

@@ -235,6 +235,13 @@ def speaks(first: bytes) -> str:
     return "ZeroMQ" if first.startswith(_ZMTP) else ""
 
 
+def is_cut(error: OSError) -> bool:
+    """Return whether an error means that the connection was cut, and not that its data was invalid."""
+    if not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError):
+        return True
+    return "UNEXPECTED_EOF" in (error.reason or "")  # of a plain SSLError in early releases of Python 3.11
+
+
 class HandshakeFailure(enum.Enum):
     """The cause of a failed TLS handshake."""
 
@@ -248,8 +255,9 @@ class HandshakeFailure(enum.Enum):
 
 def handshake_failure(error: OSError) -> HandshakeFailure:
     """Classify the error of a failed handshake."""
-    if not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+    if is_cut(error) or isinstance(error, ssl.SSLZeroReturnError):
         return HandshakeFailure.HUNG_UP
+    assert isinstance(error, ssl.SSLError)
     reason = error.reason or ""
     for reasons, meaning in (
         (_THEIR_KEY, HandshakeFailure.THEIR_KEY),
@@ -259,7 +267,7 @@ def handshake_failure(error: OSError) -> HandshakeFailure:
     ):
         if reason.endswith(reasons):
             return meaning
-    return HandshakeFailure.HUNG_UP if "UNEXPECTED_EOF" in reason else HandshakeFailure.BROKEN
+    return HandshakeFailure.BROKEN
 
 
 # Greet in both directions over a channel: whether the key is accepted, and the meaning of silence.

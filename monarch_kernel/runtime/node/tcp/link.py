@@ -6,7 +6,6 @@ import hashlib
 import logging
 import os
 import select
-import ssl
 import struct
 import threading
 import time
@@ -18,20 +17,20 @@ from monarch_kernel.protocol.keys import Keys
 from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.node.link import Buffer, Link, OnClose, OnMessage
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
-from monarch_kernel.runtime.node.tcp.channel import TlsChannel
+from monarch_kernel.runtime.node.tcp.channel import TlsChannel, is_cut
 
 # Detect lost hosts and hanging processes by their silence.
 #
 # Each process sends a beat over each of its links four times in ``MONARCH_KERNEL_HEARTBEAT_TIMEOUT``, from a dedicated
 # thread, so that neither a handler nor user code can delay it. Silence is interpreted as follows:
 #
-# * **The other host acknowledges nothing** for that time although data was sent: the host or the network is gone. The
-# kernel knows this (``TCP_INFO``) for hosts, not for processes. (Its own timer, ``TCP_USER_TIMEOUT``, would also end
-# connections whose receiver is busy computing and does not read.) * **No data comes from a process that runs no user
-# code** (a host agent) for that time: the process hangs. * **No data comes from a controller**: it may be in a C call
-# that holds the GIL, so that none of its threads can send a   beat, or stopped with Ctrl-Z. Its limit is therefore
-# ``MONARCH_KERNEL_SILENCE_TIMEOUT``. This limit also covers   proxies and tunnels, where another kernel acknowledges
-# data for a host that is gone.
+# * The other host acknowledges nothing for that time although data was sent: the host or the network is gone. The
+#   kernel knows this (``TCP_INFO``) for hosts, not for processes. (Its own timer, ``TCP_USER_TIMEOUT``, would also end
+#   connections whose receiver is busy computing and does not read.)
+# * No data comes from a process that runs no user code (a host agent) for that time: the process hangs.
+# * No data comes from a controller: it may be in a C call that holds the GIL, so that none of its threads can send a
+#   beat, or stopped with Ctrl-Z. Its limit is therefore ``MONARCH_KERNEL_SILENCE_TIMEOUT``. This limit also covers
+#   proxies and tunnels, where another kernel acknowledges data for a host that is gone.
 #
 # The polling thread decides, because it has read all data that has arrived, however late the thread runs.
 
@@ -283,7 +282,7 @@ class TcpLink(Link):
     def _at_end(self, error: OSError | None) -> None:
         if error is None:
             self.end(CLOSED_THERE)
-        elif isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+        elif not is_cut(error):
             log.warning("the link to %s (%s) ends: the data was changed on the way (%s)", self.peer, self.where, error)
             self.end(CHANGED)
         else:

@@ -1,0 +1,1 @@
+"""The wheel in fresh environments: what it brings, where it works, and which versions work together."""

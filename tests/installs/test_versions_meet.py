@@ -1,0 +1,169 @@
+"""A worker of an older version and a controller of this one, and the reverse: they work together, or say why not."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.installs.conftest import ROOT, Environment, build_wheel, clean, install
+from tests.waiting import patience
+
+#: The older version: the last one that is tagged; before the first release, a commit of the same wire.
+OLDER = "bb85334e"
+#: A program that sends cells to a new kernel of its environment, and prints what they print.
+CELLS = """
+import sys
+from jupyter_client.manager import start_new_kernel
+manager, client = start_new_kernel(startup_timeout=120, kernel_name="monarch")
+def heard(message):
+    content = message["content"]
+    text = content.get("text", "") or content.get("data", {}).get("text/plain", "")
+    if message["msg_type"] == "error":
+        text = "ERROR " + content["ename"] + ": " + content["evalue"]
+    if text:
+        print(text, flush=True)
+try:
+    for code in sys.stdin.read().split("\\n---\\n"):
+        client.execute_interactive(code, timeout=120, output_hook=heard)
+finally:
+    client.stop_channels()
+    manager.shutdown_kernel()
+"""
+ATTACH = """
+from monarch_kernel.actor import Actor, attach_to_workers, endpoint
+hosts = attach_to_workers(workers=[{url!r}], key_file={key!r})
+procs = hosts.spawn_procs(per_host={{"gpus": 2}}, name="m")
+---
+%mesh use m
+---
+class Counter(Actor):
+    def __init__(self, start):
+        self.value = start
+    @endpoint
+    def add(self, by):
+        self.value += by
+        return self.value
+    @endpoint
+    def fail(self):
+        raise ValueError("on purpose")
+counters = procs.spawn("counters", Counter, 40)
+print("added", sorted(counters.add.call(2).get().values()))
+---
+try:
+    counters.fail.call().get()
+except Exception as error:
+    print("failed", type(error).__name__, "on purpose" in str(error))
+---
+%%mesh
+x = rank + 5
+print("rank", rank, x)
+---
+%mesh status
+---
+%mesh stacks
+---
+%mesh break list
+---
+%mesh sync
+---
+%%mesh
+import of_the_notebook
+of_the_notebook.VALUE
+---
+import os, signal
+victim = [status.pid for status in procs.status().get().values()][1]
+os.kill(victim, signal.SIGKILL)
+while not procs.dead():
+    pass
+print("dead", list(procs.dead()))
+---
+procs.stop().get()
+print("stopped")
+"""
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Interpreters of environments that have the older version and this one."""
+
+    old: Path
+    new: Path
+
+
+@pytest.fixture
+def versions(wheel: Path, environment: Environment, tmp_path: Path) -> Versions:
+    tree = tmp_path / "older"
+    tree.mkdir()
+    tags = subprocess.run(
+        ["git", "tag", "--list", "v*", "--sort=-version:refname"], cwd=ROOT, capture_output=True, text=True
+    )
+    if tags.returncode:
+        pytest.skip("this tree is not in git, so there is no older version to build")
+    older = (tags.stdout.split() or [OLDER])[0]
+    packed = subprocess.run(["git", "archive", older], cwd=ROOT, capture_output=True)
+    if packed.returncode:
+        pytest.skip(f"this clone does not have the commit {older}")
+    subprocess.run(["tar", "x", "-C", str(tree)], input=packed.stdout, check=True)
+    found: list[Path] = []
+    for each in (build_wheel(tree, tmp_path / "older_wheel"), wheel):
+        found.append(environment())
+        install(found[-1], each)
+    return Versions(*found)
+
+
+@contextmanager
+def worker(python: Path, home: Path, key: Path) -> Iterator[str]:
+    """A worker of a version, on TCP; its address."""
+    command = [str(python.parent / "monarch-kernel"), "worker", "--listen", "tcp://127.0.0.1:0", "--key-file", str(key)]
+    with (home / "worker.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=clean(HOME=str(home)), cwd=home)
+    assert process.stdout is not None
+    try:
+        said = process.stdout.readline().decode()
+        assert said, (home / "worker.log").read_text()
+        yield said.split()[-1]
+    finally:
+        process.terminate()
+        process.wait(patience(30))
+        process.stdout.close()
+
+
+def run(python: Path, home: Path, code: str, program: str = CELLS) -> str:
+    """Run cells in a kernel of a version, or with another program, a script."""
+    done = subprocess.run(
+        [str(python), "-c", program],
+        input=code,
+        capture_output=True,
+        text=True,
+        timeout=patience(200),
+        env=clean(HOME=str(home), JUPYTER_PREFER_ENV_PATH="1"),
+        cwd=home,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("older", ["worker", "controller"])
+def test_they_work_together(versions: Versions, tmp_path: Path, older: str) -> None:
+    far, near = (versions.old, versions.new) if older == "worker" else (versions.new, versions.old)
+    here, there, key = tmp_path / "here", tmp_path / "there", tmp_path / "key"
+    here.mkdir()
+    there.mkdir()
+    (here / "of_the_notebook.py").write_text("VALUE = 'synced'\n")
+    # The key file of the older version is one for the other, too.
+    subprocess.run([str(versions.old.parent / "monarch-kernel"), "keys", str(key)], check=True, capture_output=True)
+    with worker(far, there, key) as url:
+        said = run(near, here, ATTACH.format(url=url, key=str(key)))
+    assert "ERROR" not in said, said
+    assert "added [42, 42]" in said
+    assert "failed ActorError True" in said
+    assert "[0] rank 0 5" in said and "[1] rank 1 6" in said
+    assert "synced" in said
+    assert "dead [1]" in said and said.endswith("stopped\n")
