@@ -422,7 +422,7 @@ def _rdma(name: str) -> PartReport:
         return PartReport(
             name, Presence.MISSING, "it is not checked, because the kernel cannot run in this environment"
         )
-    from monarch_kernel.runtime.transfer.verbs.ports import find_ports
+    from monarch_kernel.runtime.transfer.verbs.card import find_ports
 
     ports = find_ports()
     cards = ", ".join(f"{port.device}:{port.number} ({port.rate:g} Gb/s)" for port in ports)
