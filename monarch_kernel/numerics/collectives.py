@@ -110,7 +110,7 @@ class _Observer(NamedTuple):
     keep_inputs: bool
 
 
-def observe(finished: Callback | None, started: Callback | None = None, *, keep_inputs: bool = True) -> Stop:
+def observe(finished: Callback | None, started: Callback | None = None, *, keep_inputs: bool = True) -> Interception:
     """Report each collective of this process until the result is called.
 
     An exception in a callback ends this observation with a warning; it never reaches the program.
@@ -126,7 +126,7 @@ def observe(finished: Callback | None, started: Callback | None = None, *, keep_
     return _interceptor.add(_Observer(finished, started, keep_inputs))
 
 
-def answer(answerer: Callback) -> Stop:
+def answer(answerer: Callback) -> Interception:
     """Run no collective until the result is called: `answerer` fills `outputs` instead. Its exceptions are raised.
 
     Raises:
@@ -135,7 +135,7 @@ def answer(answerer: Callback) -> Stop:
     return _interceptor.set_answerer(answerer)
 
 
-class Stop:
+class Interception:
     """Ends an observation when it is called, or at the end of its ``with`` block. Further calls have no effect."""
 
     def __init__(self, end: Callable[[], None]) -> None:
@@ -144,7 +144,7 @@ class Stop:
     def __call__(self) -> None:
         self._end()
 
-    def __enter__(self) -> Stop:
+    def __enter__(self) -> Interception:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -166,18 +166,18 @@ class _Interceptor:
         """Whether kernels of this module are registered."""
         return self._library is not None
 
-    def add(self, observer: _Observer) -> Stop:
+    def add(self, observer: _Observer) -> Interception:
         with self._lock:
             self._install()
             self._observers = (*self._observers, observer)
-        return Stop(lambda: self._remove(observer))
+        return Interception(lambda: self._remove(observer))
 
     def _remove(self, observer: _Observer) -> None:
         with self._lock:
             self._observers = tuple(each for each in self._observers if each is not observer)
             self._uninstall_if_unused()
 
-    def set_answerer(self, answerer: Callback) -> Stop:
+    def set_answerer(self, answerer: Callback) -> Interception:
         with self._lock:
             if self._answerer is not None:
                 raise CollectivesError("a replay runs in this process already; end it first")
@@ -190,7 +190,7 @@ class _Interceptor:
                     self._answerer = None
                     self._uninstall_if_unused()
 
-        return Stop(end)
+        return Interception(end)
 
     def _install(self) -> None:
         if self._library is not None:
