@@ -685,6 +685,7 @@ class Capture(StepHooks):
         self._done = threading.Event()
         self._interception: Callable[[], None] | None = None
         self._excepthook = sys.excepthook
+        self._optimizers: list[weakref.ref[Optimizer]] = []
         self._buffers: dict[int, tuple[weakref.ref[torch.Tensor], int, torch.Tensor]] = {}
 
     def start(self) -> None:
@@ -865,6 +866,8 @@ class Capture(StepHooks):
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         with self._guard():
+            if not any(reference() is optimizer for reference in self._optimizers):
+                self._optimizers.append(weakref.ref(optimizer))
             step = self._step
             if step is None or self._description is not None or not _shares(optimizer, step):
                 return
@@ -1001,7 +1004,9 @@ class Capture(StepHooks):
             "gradients": {}
             if error is not None
             else {name: {"tensor": file.add(f"gradient/{name}", each)} for name, each in gradients.items()},
-            "optimizers": [_optimizer_state(file, at, each, names) for at, each in enumerate(_optimizers(names))],
+            "optimizers": [
+                _optimizer_state(file, at, each, names) for at, each in enumerate(self._optimizers_of(names))
+            ],
             "error": error,
         }
         self.size = file.size
@@ -1013,6 +1018,15 @@ class Capture(StepHooks):
         file.write(os.path.join(self.folder, rank_files(self.rank)[1]))
         self._description = description
         self.seconds += time.perf_counter() - started
+
+    def _optimizers_of(self, names: Mapping[int, str]) -> list[Optimizer]:
+        """Return the optimizers that update named parameters, in the order of their steps."""
+
+        def updates(optimizer: Optimizer) -> bool:
+            return any(id(parameter) in names for group in optimizer.param_groups for parameter in group["params"])
+
+        known = [each for each in (reference() for reference in self._optimizers) if each is not None and updates(each)]
+        return known or [each for each in _all_optimizers() if updates(each)]
 
     def _finish(self, updated: dict[str, str]) -> None:
         assert self._description is not None
@@ -1143,15 +1157,6 @@ def _non_finite(step: Step) -> str:
             if each.grad is not None and not bool(torch.isfinite(local_part(each.grad)).all()):
                 return f"the gradient of {name} is not finite"
     return ""
-
-
-def _optimizers(names: Mapping[int, str]) -> list[Optimizer]:
-    """Return the optimizers of this process that update named parameters."""
-    return [
-        each
-        for each in _all_optimizers()
-        if any(id(parameter) in names for group in each.param_groups for parameter in group["params"])
-    ]
 
 
 def _all_optimizers() -> list[Optimizer]:

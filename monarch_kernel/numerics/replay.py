@@ -10,6 +10,7 @@ Before that forward, while a program builds its model, collectives are answered 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import runpy
@@ -242,9 +243,15 @@ class ReplayReport:
         return "\n".join(lines)
 
     def asdict(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return it as plain data; numbers that are not finite as text."""
+
+        def plain(value: float) -> float | str:
+            return value if math.isfinite(value) else str(value)
+
         return {
             **{key: value for key, value in vars(self).items() if key != "loss_bits"},
+            "losses": [[plain(captured), plain(replayed)] for captured, replayed in self.losses],
+            "differing": {name: plain(worst) for name, worst in self.differing.items()},
             "equal": self.equal,
         }
 

@@ -231,3 +231,27 @@ def inside_a_group(rank: int, folder: Path) -> str:
 def test_a_process_with_a_group_cannot_replay(tmp_path: Path) -> None:
     take(tmp_path / "step", "tensor_parallel")
     assert len(run_ranks(inside_a_group, 2, tmp_path, tmp_path / "step")) == 2
+
+
+def test_the_command_runs_a_script_until_its_step_has_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from monarch_kernel.__main__ import main
+
+    take(tmp_path / "step", "ddp")
+    folder, script = str(tmp_path / "step"), training.__file__
+    assert main(["replay", folder, "--rank", "1", "--", script, "ddp", "3"]) == 0
+    said = capfd.readouterr().out
+    assert said.startswith("rank 1 of 2, capture 'step': bit-equal\n") and "the program went on" not in said
+    assert main(["replay", "--json", folder, "--all", "--", script, "ddp", "1"]) == 0
+    first, second = json.loads(capfd.readouterr().out)
+    assert first["equal"] and second["equal"] and (first["rank"], second["rank"]) == (0, 1)
+    assert main(["replay", folder, "--rank", "0", "--", script, "fsdp", "1"]) == 1
+    captured = capfd.readouterr()
+    assert "ReplayError: the parameters of model 0 (FSDPSequential) differ: " in captured.err
+    assert captured.err.splitlines()[-1].startswith("monarch-kernel replay: the parameters of model 0")
+    assert main(["replay", folder, "--rank", "0", "--", str(tmp_path / "none.py")]) == 1
+    assert "there is no script" in capfd.readouterr().err
+    assert main(["replay", folder]) == 1
+    assert "name one with rank=" in capfd.readouterr().err
+    with pytest.raises(SystemExit) as wrong:
+        main(["replay", folder, "train.py"])
+    assert wrong.value.code == 2
