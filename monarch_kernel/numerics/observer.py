@@ -287,6 +287,7 @@ class Observer:
         self._stepped: set[int] = set()  # ids of parameters
         self._optimized: list[NamedParameter] = []
         self._roles: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by tensor: its version and its roles
+        self._hooked: set[tuple[str, int, int, str, str]] = set()  # roles of this step, as far as they have hooks
 
     @property
     def topics(self) -> frozenset[Topic]:
@@ -434,6 +435,7 @@ class Observer:
             self._backwards.clear()
             self._stepped.clear()
             self._roles = WeakIdKeyDictionary()
+            self._hooked.clear()
             for handle in self._leaf_handles:
                 handle.remove()
             self._leaf_handles.clear()
@@ -475,7 +477,7 @@ class Observer:
         if running.replays:
             if "modules" in topics:
                 running.event = ModuleCall(running.place, module, args, kwargs)
-                self._hook_tensors(running.place, "grad_input", running.event.inputs())
+                self._hook_tensors(running.place, "grad_input", running.event.inputs(), replays=True)
             return None
         self._lines[name] = line
         if "gradients" in topics:
@@ -505,17 +507,28 @@ class Observer:
             event.output = output
             if not running.replays:
                 self._emit("modules", "forward", event)
-            self._hook_tensors(event.place, "grad_output", event.outputs())
+            self._hook_tensors(event.place, "grad_output", event.outputs(), running.replays)
             output = event.output
         return output
 
     def _hook_tensors(
-        self, place: Place, kind: Literal["grad_input", "grad_output"], tensors: list[tuple[str, torch.Tensor]]
+        self,
+        place: Place,
+        kind: Literal["grad_input", "grad_output"],
+        tensors: list[tuple[str, torch.Tensor]],
+        replays: bool = False,
     ) -> None:
-        """Report gradients of tensors. A tensor has one hook for all modules that take or return it."""
+        """Report gradients of tensors. A tensor has one hook for all modules that take or return it.
+
+        Those of a recomputation count only if the first forward had no graph (reentrant checkpoints).
+        """
         for label, tensor in tensors:
             if not tensor.requires_grad:
                 continue
+            key = (place.name, place.micro, place.call, kind, label)
+            if replays and key in self._hooked:
+                continue
+            self._hooked.add(key)
             known = self._roles.get(tensor)
             if known is not None and known[0] == tensor._version:
                 known[1].append((place, kind, label))
