@@ -30,7 +30,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
@@ -40,6 +39,7 @@ from torch.overrides import TorchFunctionMode
 from monarch_kernel.debugger.source_locations import shown_file, user_frame
 from monarch_kernel.numerics.collectives import Collective, observe
 from monarch_kernel.numerics.observer import named_modules, named_parameters
+from monarch_kernel.numerics.recording import rank_and_size
 from monarch_kernel.private_files import PrivateFolder, written_whole
 
 FORMAT = 1
@@ -266,6 +266,7 @@ class StepHooks:
         self._handles: list[Any] = []
         self._active = False
         self._inside = 0  # calls of torch's hooks, which iterate over them
+        self._thread_id: int | None = None  # of the program; None until it calls a module
         self._backward: Callable[..., Any] | None = None
         self._thread = threading.local()
         self._modes: list[_LossMode] = []
@@ -293,15 +294,25 @@ class StepHooks:
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         """Called after `optimizer.step()`."""
 
+    def installed(self) -> None:
+        """Called on the program's thread once all hooks are installed."""
+
     def install(self) -> None:
-        """Install the hooks."""
-        self._handles = [
-            register_module_forward_pre_hook(self._before_module),  # pyright: ignore[reportArgumentType]  # may return
+        """Install the hooks: the first one now, the others when a module is called.
+
+        Torch iterates over the other ones, so only the thread that calls them may change them.
+        """
+        self._handles = [register_module_forward_pre_hook(self._before_module)]  # pyright: ignore[reportArgumentType]  # may return
+        self._active = True
+        self._thread_id = None
+
+    def _install_others(self) -> None:
+        self._thread_id = threading.get_ident()
+        self._handles += [
             register_module_forward_hook(self._after_module, always_call=True),
             register_optimizer_step_pre_hook(lambda optimizer, *_: self._before_optimizer(optimizer)),
             register_optimizer_step_post_hook(lambda optimizer, *_: self._after_optimizer(optimizer)),
         ]
-        self._active = True
         self._backward = original = torch.autograd.backward
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -317,11 +328,12 @@ class StepHooks:
 
         self._patched = backward
         torch.autograd.backward = backward
+        self.installed()
 
     def uninstall(self) -> None:
-        """Remove the hooks. What torch iterates over is removed at its next forward."""
+        """Remove the hooks. What another thread may iterate over is removed at its next forward."""
         self._active = False
-        if not self._inside:
+        if not self._inside and self._thread_id in (None, threading.get_ident()):
             self._remove_handles()
         if self._backward is not None and torch.autograd.backward is self._patched:
             torch.autograd.backward = self._backward
@@ -359,6 +371,8 @@ class StepHooks:
             self._remove_handles()  # torch has copied the hooks that it calls here
             self._leave_loss()
             return None
+        if self._thread_id is None:
+            self._install_others()
         if getattr(self._thread, "root", None) is not None or not _trains_here():
             return None
         self._leave_loss()
@@ -669,11 +683,15 @@ class Capture(StepHooks):
         on_nan: bool,
         replace: bool,
         after_step: bool,
+        rank: int | None,
+        world_size: int | None,
         limit: int = LIMIT_BYTES,
     ) -> None:
         super().__init__()
         self.name, self.folder = name, folder
-        self.rank, self.world_size = _rank_and_size()
+        own_rank, own_size = rank_and_size()
+        self.rank = own_rank if rank is None else rank
+        self.world_size = own_size if world_size is None else world_size
         self.state, self.reason = "waiting", ""
         self.size = _estimate()
         self.seconds = 0.0
@@ -705,11 +723,14 @@ class Capture(StepHooks):
                 f"{self.folder} already has a capture of rank {self.rank}: choose another name, or pass replace=True "
                 "(%mesh capture --replace)"
             )
-        self._interception = observe(self._collective_ended, self._collective_begins, keep_inputs=False)
         self.install()
         if self._on_error:
             self._excepthook = sys.excepthook
             sys.excepthook = self._uncaught
+
+    def installed(self) -> None:
+        with self._guard():
+            self._interception = observe(self._collective_ended, self._collective_begins, keep_inputs=False)
 
     def end(self) -> None:
         """End it; what is written stays. Ending again has no effect."""
@@ -1058,6 +1079,8 @@ def capture(
     folder: str | os.PathLike[str] | None = None,
     replace: bool = False,
     after_step: bool = False,
+    rank: int | None = None,
+    world_size: int | None = None,
     limit: int = LIMIT_BYTES,
 ) -> Capture:
     """Capture a training step of this process, so that `replay` can run it again without the other ranks.
@@ -1072,6 +1095,7 @@ def capture(
         folder: another folder.
         replace: replace a capture of this rank.
         after_step: begin with the step after the next `optimizer.step()`, for programs that are inside of a step.
+        rank, world_size: those of this process; by default, those of torch.distributed.
         limit: the bytes that a step may keep in memory.
 
     Returns:
@@ -1088,6 +1112,8 @@ def capture(
         on_nan=on_nan,
         replace=replace,
         after_step=after_step,
+        rank=rank,
+        world_size=world_size,
         limit=limit,
     )
     made.start()
@@ -1125,13 +1151,6 @@ def program() -> dict[str, Any]:
     if path is not None and os.path.basename(str(path)) not in ("__main__.py",):
         return {"script": os.path.abspath(str(path)), "arguments": sys.argv[1:], "folder": os.getcwd()}
     return {"module": getattr(spec, "name", None), "arguments": sys.argv[1:], "folder": os.getcwd()}
-
-
-def _rank_and_size() -> tuple[int, int]:
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    return (int(rank), int(size)) if rank.isdigit() and size.isdigit() else (0, 1)
 
 
 def _versions(parameters: Iterable[torch.Tensor]) -> int:
