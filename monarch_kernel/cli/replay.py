@@ -16,7 +16,7 @@ from monarch_kernel.cli.lines import WRONG_LINE, add_json
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from monarch_kernel.numerics.replay import RankCapture, ReplayReport
+    from monarch_kernel.numerics.step_replay import RankCapture, ReplayReport
 
 
 def add_replay_command(parser: argparse.ArgumentParser) -> None:
@@ -64,8 +64,8 @@ def _run(options: argparse.Namespace) -> int:
     if hasattr(options, "rank") and hasattr(options, "all"):
         return _wrong("--rank and --all exclude each other")
 
-    from monarch_kernel.numerics.capture import CaptureError
-    from monarch_kernel.numerics.replay import RankCapture, ReplayError, captured_ranks, find_folder
+    from monarch_kernel.numerics.step_capture import CaptureError
+    from monarch_kernel.numerics.step_replay import RankCapture, ReplayError, captured_ranks, find_folder
 
     try:
         folder = find_folder(options.capture)
@@ -90,7 +90,7 @@ def _wrong(text: str) -> int:
 
 def _captured_program(capture: RankCapture) -> list[str]:
     """Return the script and the arguments of the captured program."""
-    from monarch_kernel.numerics.capture import CaptureError
+    from monarch_kernel.numerics.step_capture import CaptureError
 
     program = capture.description["program"]
     script = program.get("script")
@@ -101,7 +101,7 @@ def _captured_program(capture: RankCapture) -> list[str]:
 
 
 def _replay(capture: RankCapture, program: list[str], *, debug: bool) -> ReplayReport:
-    from monarch_kernel.numerics.replay import replay_script
+    from monarch_kernel.numerics.step_replay import replay_script
 
     return replay_script(capture, program[0], program[1:], on_error=_debug if debug else _show)
 

@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from monarch_kernel.numerics.capture import capture
     from monarch_kernel.numerics.comparison import compare
     from monarch_kernel.numerics.recording import Recording, record
-    from monarch_kernel.numerics.replay import replay
     from monarch_kernel.numerics.rules import rule
+    from monarch_kernel.numerics.step_capture import capture
+    from monarch_kernel.numerics.step_replay import replay
     from monarch_kernel.numerics.summaries import Shard
 
 __all__ = ["Recording", "Shard", "capture", "compare", "record", "replay", "rule"]
@@ -21,10 +21,10 @@ __all__ = ["Recording", "Shard", "capture", "compare", "record", "replay", "rule
 _MODULES = {
     "Recording": "recording",
     "Shard": "summaries",
-    "capture": "capture",
+    "capture": "step_capture",
     "compare": "comparison",
     "record": "recording",
-    "replay": "replay",
+    "replay": "step_replay",
     "rule": "rules",
 }
 

@@ -19,7 +19,7 @@ from torch.nn.modules import module as hooks  # noqa: E402
 from torch.optim import optimizer as optimizers  # noqa: E402
 
 from monarch_kernel.numerics import collectives  # noqa: E402
-from monarch_kernel.numerics.capture import Capture, CaptureError, capture  # noqa: E402
+from monarch_kernel.numerics.step_capture import Capture, CaptureError, capture  # noqa: E402
 from tests.numerics import training  # noqa: E402
 from tests.numerics.ranks import run_ranks  # noqa: E402
 

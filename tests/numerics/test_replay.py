@@ -16,8 +16,8 @@ import torch.distributed as dist  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
 
 from monarch_kernel.numerics import collectives  # noqa: E402
-from monarch_kernel.numerics.capture import Capture, CaptureError, capture  # noqa: E402
-from monarch_kernel.numerics.replay import (  # noqa: E402
+from monarch_kernel.numerics.step_capture import Capture, CaptureError, capture  # noqa: E402
+from monarch_kernel.numerics.step_replay import (  # noqa: E402
     CollectiveMismatchError,
     RankCapture,
     ReplayError,

@@ -1,8 +1,8 @@
 """Capture what one rank's training step needs to run again: state, batch, generators, and results of collectives.
 
 `capture` arms this process. Once a step is captured, two files of plain data for each rank lie in a folder:
-`rank_00003.json` and `rank_00003.safetensors`. `monarch_kernel.numerics.replay` runs the step again from them, in one
-ordinary process.
+`rank_00003.json` and `rank_00003.safetensors`. `monarch_kernel.numerics.step_replay` runs the step again from them, in
+one ordinary process.
 
 A step begins with the first forward of a model in training and ends with `optimizer.step()`. Weights, buffers and
 gradients are those of its begin, because only the optimizer changes weights. The batch is what reaches a model from
@@ -71,6 +71,22 @@ _DTYPES = {
         if hasattr(torch, name)
     },
 }
+
+
+#: The captures of this process that wait for an exception.
+_waiting: list[Capture] = []
+
+
+def note_exception(error: BaseException, since: float) -> None:
+    """Report an exception that has ended code to the captures that wait for one.
+
+    Args:
+        since: when that code began (`time.monotonic`). Steps that began earlier are another program's.
+    """
+    for each in tuple(_waiting):
+        step = each._step
+        if isinstance(error, Exception) and step is not None and step.began >= since:
+            each.failed(error)
 
 
 class CaptureError(RuntimeError):
@@ -571,6 +587,7 @@ class Step:
     """The evidence of a running step."""
 
     states: dict[str, Any]
+    began: float = field(default_factory=time.monotonic)
     roots: dict[int, _Root] = field(default_factory=dict[int, _Root])
     calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     reads: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -588,18 +605,6 @@ class Step:
         copied = local_part(tensor).to("cpu", copy=True)
         self.kept_bytes += copied.numel() * copied.element_size()
         return copied
-
-
-def parameters_of(roots: Iterable[nn.Module]) -> dict[str, torch.Tensor]:
-    """Return the parameters of roots by name, each once. Names of later roots begin with "1:", "2:" …"""
-    found: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
-    for at, root in enumerate(roots):
-        for name, parameter in named_parameters(root):
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                found[f"{at}:{name}" if at else name] = parameter
-    return found
 
 
 def buffers_of(root: nn.Module, prefix: str) -> dict[str, torch.Tensor]:
@@ -725,6 +730,7 @@ class Capture(StepHooks):
             )
         self.install()
         if self._on_error:
+            _waiting.append(self)
             self._excepthook = sys.excepthook
             sys.excepthook = self._uncaught
 
@@ -743,6 +749,8 @@ class Capture(StepHooks):
         self.state, self.reason = state, reason or self.reason
         self._step = None
         self._buffers.clear()
+        if self in _waiting:
+            _waiting.remove(self)
         if self._interception is not None:
             self._interception()
         self.uninstall()
@@ -907,6 +915,7 @@ class Capture(StepHooks):
                 return
             if self._description is None:
                 self._step = None
+                self.state = "waiting"
                 return
             started = time.perf_counter()
             updated = {

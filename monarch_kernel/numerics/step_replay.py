@@ -27,7 +27,9 @@ from torch import nn
 from torch.distributed import distributed_c10d
 from torch.optim import Optimizer
 
-from monarch_kernel.numerics.capture import (
+from monarch_kernel.numerics.collectives import Collective, answer
+from monarch_kernel.numerics.observer import named_parameters
+from monarch_kernel.numerics.step_capture import (
     ENVIRONMENT,
     FORMAT,
     CaptureError,
@@ -45,8 +47,6 @@ from monarch_kernel.numerics.capture import (
     set_generator_states,
     setup,
 )
-from monarch_kernel.numerics.collectives import Collective, answer
-from monarch_kernel.numerics.observer import named_parameters
 
 _BACKEND = "monarch_replay"
 _SHOWN = 8
