@@ -113,12 +113,17 @@ def test_bad_input_is_named(mesh: Kernel, line: str, said: str) -> None:
     assert outcome.ename == "UsageError" and said in outcome.evalue
 
 
-def test_a_step_of_a_running_job_is_captured_and_replayed(
-    notebook: Kernel, folder: Path, start_module_job: Callable[..., Job]
-) -> None:
-    start_module_job("trains")
+@pytest.fixture(scope="module")
+def job(start_module_job: Callable[..., Job], notebook: Kernel) -> Iterator[Job]:
+    """A torchrun job of two ranks that trains; the notebook has joined it."""
+    job = start_module_job("trains")
     notebook.ok("%mesh join trains")
     wait_until(lambda: notebook.run("%%mesh --at-step\nassert losses").status == "ok", "it trains", 30)
+    yield job
+    notebook.ok("%mesh leave trains")
+
+
+def test_a_step_of_a_running_job_is_captured_and_replayed(job: Job, notebook: Kernel, folder: Path) -> None:
     said = notebook.ok("%mesh capture running --on trains").stdout
     assert "Capture running of the next step on 2 ranks: about 0.0 MB, in " in said
     assert "[1] 0.0 MB in " in said and ": next step" in said
@@ -128,7 +133,6 @@ def test_a_step_of_a_running_job_is_captured_and_replayed(
         kinds = [each["kind"] for each in description["collectives"]]
         assert kinds == ["all_reduce"] * 2  # of the gradients; the one that ends the job comes after the step
     notebook.ok("%%mesh --at-step\nassert losses")  # it still trains
-    notebook.ok("%mesh leave trains")
     said = notebook.ok("%mesh replay running --all").stdout
     assert "rank 0 of 2, capture 'running': bit-equal" in said, said
     assert "rank 1 of 2, capture 'running': bit-equal" in said, said
