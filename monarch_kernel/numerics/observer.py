@@ -439,6 +439,7 @@ class Observer:
         if replays:  # recomputation of a checkpointed module that is not called by another one
             model = self._model_of(module, frame)
             return _Running(module, frame, model, 0, self._replays, replays=True)
+        model = self._model_of(module, frame)
         if not self._in_step:
             if self.step >= 0 and self._optimized:
                 self._finish_step()
@@ -459,7 +460,6 @@ class Observer:
         elif self._optimized:
             self._finish_step()
             return self._begin_root(module, frame, replays)
-        model = self._model_of(module, frame)
         model.rename(self.step)
         micro = self._micros.get(id(module), 0)
         self._micros[id(module)] = micro + 1
