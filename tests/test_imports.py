@@ -177,6 +177,8 @@ ALLOWED: dict[str, set[str]] = {
         f"{RUNTIME}.host.worker_start",
         f"{ENGINES}.join",
         f"{WATCH}.profiler",
+        f"{NUMERICS}.step_capture",
+        f"{NUMERICS}.step_replay",
     },
     "monarch_kernel.__main__": {"monarch_kernel.cli", f"{KERNEL}.app"},
     # The package itself: what `import monarch_kernel` names, each loaded at first use.
@@ -208,7 +210,7 @@ EXCEPTIONS = {
     f"{LAUNCHERS}.services": {WATCH},
     f"{LAUNCHERS}.job": {WATCH, "monarch_kernel.remotemount", "monarch_kernel.gather_mount"},
     # Exceptions of tools are loaded when a program names one.
-    "monarch_kernel.errors": {DEBUGGER, ENGINES, LAUNCHERS, POOL, KERNEL, WATCH, "workspace_sync"},
+    "monarch_kernel.errors": {DEBUGGER, ENGINES, LAUNCHERS, NUMERICS, POOL, KERNEL, WATCH, "workspace_sync"},
 }
 # What the runtime must never know of, and what may be imported only where it is used.
 JUPYTER = {

@@ -583,7 +583,7 @@ class _Root:
 
 
 @dataclass
-class Step:
+class _Step:
     """The evidence of a running step."""
 
     states: dict[str, Any]
@@ -702,7 +702,7 @@ class Capture(StepHooks):
         self.seconds = 0.0
         self._next_step, self._on_error, self._on_nan = next_step, on_error, on_nan
         self._replace, self._after_step, self._limit = replace, after_step, limit
-        self._step: Step | None = None
+        self._step: _Step | None = None
         self._description: dict[str, Any] | None = None
         self._lock = threading.RLock()
         self._done = threading.Event()
@@ -808,7 +808,7 @@ class Capture(StepHooks):
                 | {"inputs": inputs}
             )
 
-    def _running(self, root: nn.Module) -> Step | None:
+    def _running(self, root: nn.Module) -> _Step | None:
         """Return the step in which a root is called, a new one if it is the first call; None if it is not captured."""
         step = self._step
         if step is not None and step.had_backward and self._is_over(step):
@@ -823,21 +823,21 @@ class Capture(StepHooks):
             if self._after_step:
                 return None
             self.known.clear()
-            step = self._step = Step(generator_states())
+            step = self._step = _Step(generator_states())
             self.state = "step begun"
         if step.kept_bytes > self._limit:
             self._fail(f"the step needs more memory than {megabytes(self._limit)}; raise limit=")
             return None
         return step
 
-    def _is_over(self, step: Step) -> bool:
+    def _is_over(self, step: _Step) -> bool:
         """Whether weights or gradients show that a step has ended without the step() of a torch optimizer."""
         parameters = [each for root in step.roots.values() for each in root.parameters.values() if each.requires_grad]
         if _versions(parameters) != step.versions:
             return True
         return bool(parameters) and all(each.grad is None for each in parameters)
 
-    def _add_root(self, step: Step, root: nn.Module) -> None:
+    def _add_root(self, step: _Step, root: nn.Module) -> None:
         seen = {id(each) for known in step.roots.values() for each in known.parameters.values()}
         prefix = f"{len(step.roots)}:" if step.roots else ""
         parameters = {prefix + name: each for name, each in named_parameters(root) if id(each) not in seen}
@@ -1172,14 +1172,14 @@ def _held(tensor: torch.Tensor) -> bool:
     return local.numel() == 0 or local.untyped_storage().size() > 0
 
 
-def _shares(optimizer: Optimizer, step: Step) -> bool:
+def _shares(optimizer: Optimizer, step: _Step) -> bool:
     """Whether an optimizer updates parameters of a step, or copies of them that this cannot tell."""
     ids = {id(each) for root in step.roots.values() for each in root.parameters.values()}
     own = [each for group in optimizer.param_groups for each in group["params"]]
     return bool(step.calls) and (any(id(each) in ids for each in own) or step.had_backward)
 
 
-def _non_finite(step: Step) -> str:
+def _non_finite(step: _Step) -> str:
     for root in step.roots.values():
         for name, each in root.parameters.items():
             if each.grad is not None and not bool(torch.isfinite(local_part(each.grad)).all()):

@@ -27,7 +27,7 @@ from torch import nn
 from torch.distributed import distributed_c10d
 from torch.optim import Optimizer
 
-from monarch_kernel.numerics.collectives import Collective, answer
+from monarch_kernel.numerics.collectives import Collective, CollectivesError, answer
 from monarch_kernel.numerics.observer import named_parameters
 from monarch_kernel.numerics.step_capture import (
     ENVIRONMENT,
@@ -313,7 +313,10 @@ class Replay(StepHooks):
             )
         self._reset()
         try:
-            self._undo.append(answer(self._answer))
+            try:
+                self._undo.append(answer(self._answer))
+            except CollectivesError as error:
+                raise ReplayError(str(error)) from None
             self._undo.append(_environment(self.capture.description))
             self._undo.append(_threads(self.capture.description["setup"]))
             self._undo.append(self._patch())
