@@ -817,7 +817,9 @@ class Capture(StepHooks):
                 return None
             step = None
             if self._next_step and not (self._on_error or self._on_nan):
-                self._fail("the step ended without the step() of a torch optimizer, so its weights are gone")
+                self._fail(
+                    "the step ended without the step() of a torch optimizer, or in its closure, so its weights are gone"
+                )
                 return None
         if step is None:
             if self._after_step:

@@ -379,6 +379,8 @@ class Replay(StepHooks):
         def substitute(path: str, leaf: Any) -> Any:
             entry = inputs.get(path)
             used.add(path)
+            if id(leaf) in self._replaced and self._replaced[id(leaf)][0] is leaf:
+                return self._replaced[id(leaf)][1]
             if entry is None:
                 self.report.notes.append(f"input {path} of call {at + 1} is the program's: the captured step had none")
                 return leaf

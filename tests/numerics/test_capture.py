@@ -227,6 +227,20 @@ def test_a_capture_that_fails_leaves_the_program_alone(tmp_path: Path) -> None:
                 for each in model.parameters():
                     each -= 0.1 * each.grad
 
+    def in_closure() -> None:
+        model = training.Net()
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(training.batch(0, 0)[0]), training.batch(0, 0)[1])
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    closed = capture("closure", folder=tmp_path / "closure")
+    assert "without the step() of a torch optimizer, or in its closure" in failure(closed, in_closure)
     hand = capture("hand", folder=tmp_path / "hand")
     assert "without the step() of a torch optimizer" in failure(hand, by_hand)
 

@@ -89,6 +89,18 @@ def test_a_step_is_bit_equal(tmp_path: Path, program: str, size: int, at: int, k
             assert not report.notes, report.text()
 
 
+@pytest.mark.parametrize("program", ["nested", "parts", "mixed"])
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")  # of global hooks
+def test_other_programs_are_bit_equal(tmp_path: Path, program: str) -> None:
+    threads = torch.get_num_threads()
+    state, count = captured(0, program, 2, tmp_path / "step", {})
+    assert state == "written" and count == 0
+    for _ in range(2):
+        report = replayed(tmp_path / "step", 0, lambda: getattr(training, program)(1))
+        assert report.equal and not report.notes, report.text()
+    assert torch.get_num_threads() == threads
+
+
 def test_a_step_of_eight_ranks_is_bit_equal_in_one_of_them(tmp_path: Path) -> None:
     take(tmp_path / "step", "ddp", 8, 1)
     for rank in (0, 7):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -135,6 +136,86 @@ def pipeline(steps: int, schedule: str = "1f1b") -> None:
         else:
             plan.step()
         optimizer.step()
+        optimizer.zero_grad()
+
+
+@dataclass
+class Batch:
+    """Tokens, and those that follow."""
+
+    tokens: torch.Tensor
+    following: torch.Tensor
+
+
+@dataclass
+class Output:
+    """What a model of a library returns."""
+
+    loss: torch.Tensor
+    logits: torch.Tensor
+
+
+class Tied(nn.Module):
+    """Embedding and output share a weight; a buffer averages; the loss is computed inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.output = nn.Embedding(10, 8), nn.Linear(8, 10)
+        self.embedding.weight = self.output.weight
+        self.mean: torch.Tensor
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, batch: Batch, *, mask: torch.Tensor) -> Output:
+        """The loss and the logits."""
+        hidden = self.embedding(batch.tokens)
+        self.mean.mul_(0.9).add_(hidden.detach().mean((0, 1)), alpha=0.1)
+        logits = self.output(functional.dropout(hidden, 0.2) * mask + self.mean)
+        return Output(functional.cross_entropy(logits.flatten(0, 1), batch.following.flatten()), logits)
+
+
+def nested(steps: int) -> None:
+    """A model that takes and returns data classes, and a learning rate that changes."""
+    torch.manual_seed(1)
+    model = Tied()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(step)
+        drawn = [torch.randint(0, 10, (2, 3), generator=generator) for _ in range(2)]
+        model(Batch(*drawn), mask=torch.rand(2, 3, 1, generator=generator)).loss.backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+
+
+def parts(steps: int) -> None:
+    """A program that calls the parts of its model itself, and whose loss reads the batch once more."""
+    torch.manual_seed(1)
+    encoder, decoder, criterion = nn.Linear(8, 3), nn.Linear(3, 8), nn.MSELoss()
+    optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1, momentum=0.9)
+    for step in range(steps):
+        x, _ = batch(step, 0)
+        weight = torch.tensor(float(step + 1))
+        hidden = encoder(x)
+        loss = criterion(decoder(hidden.relu()), x) * weight + 0.1 * (hidden**2).mean() + (x - 1).abs().mean() * 0.1
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(encoder.parameters(), 0.5)
+        optimizer.step()
+
+
+def mixed(steps: int) -> None:
+    """Mixed precision with a scaled loss, and a compiled model."""
+    torch.manual_seed(1)
+    model = torch.compile(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)), backend="eager")
+    optimizer, scaler = torch.optim.Adam(model.parameters()), torch.amp.GradScaler("cpu")
+    for step in range(steps):
+        x, y = batch(step, 0)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = functional.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad()
 
 
