@@ -36,6 +36,8 @@ if TYPE_CHECKING:
         StartTimeoutError,
         SubmissionRefusedError,
     )
+    from monarch_kernel.numerics.step_capture import CaptureError
+    from monarch_kernel.numerics.step_replay import CollectiveMismatchError, ReplayError
     from monarch_kernel.pool.pool_executor import TaskInterrupted
     from monarch_kernel.protocol.keys.guarded_files import KeyFileError, KeyFileExistsError
     from monarch_kernel.protocol.private_files import NotOursError, NotPrivateError
@@ -75,7 +77,9 @@ __all__ = [
     "AddressError",
     "AttachTimeoutError",
     "BorrowError",
+    "CaptureError",
     "CellSyntaxError",
+    "CollectiveMismatchError",
     "Death",
     "DeathKind",
     "DeviceError",
@@ -113,6 +117,7 @@ __all__ = [
     "RankFailure",
     "RanksDifferWarning",
     "RemoteException",
+    "ReplayError",
     "ReportError",
     "ScanError",
     "StartFailedError",
@@ -134,7 +139,9 @@ _LOADED_AT_FIRST_USE = {
     "AddressError": "monarch_kernel.protocol.worker_addresses",
     "AttachTimeoutError": "monarch_kernel.runtime.actor.hosts.attachment",
     "BorrowError": "monarch_kernel.runtime.tensor.controller.errors",
+    "CaptureError": "monarch_kernel.numerics.step_capture",
     "CellSyntaxError": "monarch_kernel.kernel.output.cell_errors",
+    "CollectiveMismatchError": "monarch_kernel.numerics.step_replay",
     "DeviceError": "monarch_kernel.runtime.host.devices",
     "DeviceMeshError": "monarch_kernel.runtime.tensor.controller.errors",
     "DriverError": "monarch_kernel.debugger.controller.viewers",
@@ -166,6 +173,7 @@ _LOADED_AT_FIRST_USE = {
     "RDMATimeoutError": "monarch_kernel.runtime.transfer.errors",
     "RanksDifferWarning": "monarch_kernel.runtime.tensor.controller.errors",
     "RemoteException": "monarch_kernel.runtime.tensor.controller.errors",
+    "ReplayError": "monarch_kernel.numerics.step_replay",
     "ReportError": "monarch_kernel.debugger.reports.job_report",
     "ScanError": "workspace_sync.model.errors",
     "StartFailedError": "monarch_kernel.launchers.base",

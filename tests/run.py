@@ -92,6 +92,8 @@ ENGINES = [
     "notebooks/test_tensors_notebook.py",
     "notebooks/test_titan_notebook.py",
     "notebooks/test_torchft_notebook.py",
+    "numerics/test_capture_magics.py",
+    "numerics/test_replay.py",
     "parity/test_parity.py",
     "spmd/test_process_groups.py",
     "sync/transfer/test_losses.py",

@@ -60,6 +60,7 @@ _COMMON = (
 )
 COMMON = {f"monarch_kernel.{name}" for name in _COMMON}
 DEBUGGER, POOL, LAUNCHERS, KERNEL = (f"monarch_kernel.{tool}" for tool in ("debugger", "pool", "launchers", "kernel"))
+NUMERICS = "monarch_kernel.numerics"
 DEBUG = "monarch_kernel.debug"  # the façade of the debugger
 ENGINES = "monarch_kernel.engines"  # what the tools ask of the runtime under them
 SYNC = "workspace_sync"  # a package of its own
@@ -129,8 +130,10 @@ ALLOWED: dict[str, set[str]] = {
     # debugger and the pool; views show what the watch and the debugger know.
     DEBUGGER: {*OFFERED, ENGINES},
     POOL: OFFERED,
+    # Training steps are observed in ranks; a controller reaches these as the debugger does.
+    NUMERICS: {*OFFERED, ENGINES, DEBUGGER},
     LAUNCHERS: OFFERED,
-    KERNEL: {*OFFERED, ENGINES, DEBUG, DEBUGGER, LAUNCHERS, POOL, SYNC, WATCH, WIDGETS},
+    KERNEL: {*OFFERED, ENGINES, DEBUG, DEBUGGER, LAUNCHERS, NUMERICS, POOL, SYNC, WATCH, WIDGETS},
     # One model of what the runtime, the debugger and syncs know; views take it from there.
     WATCH: {*OFFERED, DEBUG, DEBUGGER, SYNC},
     WIDGETS: {*OFFERED, DEBUG, DEBUGGER, WATCH},
@@ -174,7 +177,9 @@ ALLOWED: dict[str, set[str]] = {
         f"{RUNTIME}.host.worker_start",
         f"{ENGINES}.join",
         f"{WATCH}.profiler",
-        f"{RUNTIME}.transfer.verbs.ports",
+        f"{RUNTIME}.transfer.verbs.card",
+        f"{NUMERICS}.step_capture",
+        f"{NUMERICS}.step_replay",
     },
     "monarch_kernel.__main__": {"monarch_kernel.cli", f"{KERNEL}.kernel"},
     # The package itself: what `import monarch_kernel` names, each loaded at first use.
@@ -208,7 +213,7 @@ EXCEPTIONS = {
     f"{LAUNCHERS}.services": {WATCH},
     f"{LAUNCHERS}.job": {WATCH, "monarch_kernel.remotemount", "monarch_kernel.gather_mount"},
     # Exceptions of tools are loaded when a program names one.
-    "monarch_kernel.errors": {DEBUGGER, ENGINES, LAUNCHERS, POOL, KERNEL, WATCH, "workspace_sync"},
+    "monarch_kernel.errors": {DEBUGGER, ENGINES, LAUNCHERS, NUMERICS, POOL, KERNEL, WATCH, "workspace_sync"},
 }
 # What the runtime must never know of, and what may be imported only where it is used.
 JUPYTER = {

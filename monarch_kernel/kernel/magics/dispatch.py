@@ -9,9 +9,11 @@ from IPython.core.error import UsageError
 
 from monarch_kernel.engines.interface import NotOffered
 from monarch_kernel.kernel.magics.arguments import parse
+from monarch_kernel.kernel.magics.capture_magics import CaptureMagics
 from monarch_kernel.kernel.magics.dap_magics import DapMagics
 from monarch_kernel.kernel.magics.job_magics import JobMagics
 from monarch_kernel.kernel.magics.lifecycle_magics import LifecycleMagics
+from monarch_kernel.kernel.magics.numerics_magics import NumericsMagics
 from monarch_kernel.kernel.magics.status_magics import StatusMagics
 from monarch_kernel.kernel.magics.stop_magics import StopMagics
 from monarch_kernel.kernel.magics.subcommands import Subcommands
@@ -32,6 +34,8 @@ GROUPS: tuple[type[Subcommands], ...] = (
     StopMagics,
     DapMagics,
     TelemetryMagics,
+    NumericsMagics,
+    CaptureMagics,
     JobMagics,
 )
 
@@ -44,6 +48,11 @@ TOPICS = {
     "code": ("sync",),
     "elsewhere": ("attach", "detach", "jobs", "join", "leave"),
     "recordings": ("metrics", "trace", "history"),
+    "silent errors": (
+        "record",
+        "capture",
+        "replay",
+    ),
     "tensors": ("plan", "watch", "memory"),
 }
 SUBCOMMANDS = tuple(word for words in TOPICS.values() for word in words)

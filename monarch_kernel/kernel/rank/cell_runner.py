@@ -10,6 +10,8 @@ import __future__
 import ast
 import builtins
 import inspect
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType
@@ -51,7 +53,7 @@ class CellRunner:
             names: the globals of this cell, if they differ from those of all cells.
         """
         remember_source(cell.filename, cell.raw)
-        outcome = Outcome()
+        outcome, began = Outcome(), time.monotonic()
         try:
             body, last = self._compile(cell)
             with self.loop.offered():
@@ -64,6 +66,9 @@ class CellRunner:
                     builtins._ = outcome.value  # type: ignore[attr-defined]
                     self._show(outcome.value)
         except BaseException as error:
+            captures = sys.modules.get("monarch_kernel.numerics.step_capture")  # if any, it may wait for an exception
+            if captures is not None:
+                captures.note_exception(error, began)
             outcome.error = error
             outcome.has_value = False
             error.__traceback__ = _from_file(error.__traceback__, cell.filename)
