@@ -36,6 +36,9 @@ if TYPE_CHECKING:
         StartTimeoutError,
         SubmissionRefusedError,
     )
+    from monarch_kernel.numerics.collectives import CollectivesError
+    from monarch_kernel.numerics.control import NumericsError
+    from monarch_kernel.numerics.observer import StopRun
     from monarch_kernel.pool.pool_executor import TaskInterrupted
     from monarch_kernel.protocol.keys.guarded_files import KeyFileError, KeyFileExistsError
     from monarch_kernel.protocol.private_files import NotOursError, NotPrivateError
@@ -76,6 +79,7 @@ __all__ = [
     "AttachTimeoutError",
     "BorrowError",
     "CellSyntaxError",
+    "CollectivesError",
     "Death",
     "DeathKind",
     "DeviceError",
@@ -105,6 +109,7 @@ __all__ = [
     "NotOursError",
     "NotPrivateError",
     "NotSteppable",
+    "NumericsError",
     "RDMAError",
     "RDMAReadTransferWarning",
     "RDMATcpFallbackWarning",
@@ -117,6 +122,7 @@ __all__ = [
     "ScanError",
     "StartFailedError",
     "StartTimeoutError",
+    "StopRun",
     "StoreError",
     "SubmissionRefusedError",
     "SupervisionError",
@@ -135,6 +141,7 @@ _LOADED_AT_FIRST_USE = {
     "AttachTimeoutError": "monarch_kernel.runtime.actor.hosts.attachment",
     "BorrowError": "monarch_kernel.runtime.tensor.controller.errors",
     "CellSyntaxError": "monarch_kernel.kernel.output.cell_errors",
+    "CollectivesError": "monarch_kernel.numerics.collectives",
     "DeviceError": "monarch_kernel.runtime.host.devices",
     "DeviceMeshError": "monarch_kernel.runtime.tensor.controller.errors",
     "DriverError": "monarch_kernel.debugger.controller.viewers",
@@ -159,6 +166,7 @@ _LOADED_AT_FIRST_USE = {
     "NotOursError": "monarch_kernel.protocol.private_files",
     "NotPrivateError": "monarch_kernel.protocol.private_files",
     "NotSteppable": "monarch_kernel.debugger.model.stops",
+    "NumericsError": "monarch_kernel.numerics.control",
     "RDMAError": "monarch_kernel.runtime.transfer.errors",
     "RDMATcpFallbackWarning": "monarch_kernel.runtime.transfer.backend_settings",
     "RDMAReadTransferWarning": "monarch_kernel.runtime.transfer.backend_settings",
@@ -170,6 +178,7 @@ _LOADED_AT_FIRST_USE = {
     "ScanError": "workspace_sync.model.errors",
     "StartFailedError": "monarch_kernel.launchers.base",
     "StartTimeoutError": "monarch_kernel.launchers.base",
+    "StopRun": "monarch_kernel.numerics.observer",
     "StoreError": "workspace_sync.model.errors",
     "SubmissionRefusedError": "monarch_kernel.launchers.base",
     "SyncError": "workspace_sync.model.errors",
