@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import nn
@@ -790,11 +790,11 @@ def _container(module: nn.Module, frame: FrameType) -> tuple[str, nn.Module]:
 
 def _module_values(name: str, value: object) -> Iterator[tuple[str, nn.Module]]:
     """Yield the module in a variable, and those in the attributes of an object of user code such as a trainer."""
-    if isinstance(value, nn.Module):
-        yield name, value
+    if issubclass(type(value), nn.Module):  # isinstance would run code of lazy objects
+        yield name, cast("nn.Module", value)
     elif name == "self":
         for key, inner in list(getattr(value, "__dict__", {}).items()):
-            if isinstance(inner, nn.Module):
+            if issubclass(type(inner), nn.Module):
                 yield key, inner
 
 
