@@ -36,6 +36,9 @@ if TYPE_CHECKING:
         StartTimeoutError,
         SubmissionRefusedError,
     )
+    from monarch_kernel.numerics.collectives import CollectivesError
+    from monarch_kernel.numerics.control import NumericsError
+    from monarch_kernel.numerics.observer import StopRun
     from monarch_kernel.numerics.step_capture import CaptureError
     from monarch_kernel.numerics.step_replay import CollectiveMismatchError, ReplayError
     from monarch_kernel.pool.pool_executor import TaskInterrupted
@@ -80,6 +83,7 @@ __all__ = [
     "CaptureError",
     "CellSyntaxError",
     "CollectiveMismatchError",
+    "CollectivesError",
     "Death",
     "DeathKind",
     "DeviceError",
@@ -109,6 +113,7 @@ __all__ = [
     "NotOursError",
     "NotPrivateError",
     "NotSteppable",
+    "NumericsError",
     "RDMAError",
     "RDMAReadTransferWarning",
     "RDMATcpFallbackWarning",
@@ -122,6 +127,7 @@ __all__ = [
     "ScanError",
     "StartFailedError",
     "StartTimeoutError",
+    "StopRun",
     "StoreError",
     "SubmissionRefusedError",
     "SupervisionError",
@@ -142,6 +148,7 @@ _LOADED_AT_FIRST_USE = {
     "CaptureError": "monarch_kernel.numerics.step_capture",
     "CellSyntaxError": "monarch_kernel.kernel.output.cell_errors",
     "CollectiveMismatchError": "monarch_kernel.numerics.step_replay",
+    "CollectivesError": "monarch_kernel.numerics.collectives",
     "DeviceError": "monarch_kernel.runtime.host.devices",
     "DeviceMeshError": "monarch_kernel.runtime.tensor.controller.errors",
     "DriverError": "monarch_kernel.debugger.controller.viewers",
@@ -166,6 +173,7 @@ _LOADED_AT_FIRST_USE = {
     "NotOursError": "monarch_kernel.protocol.private_files",
     "NotPrivateError": "monarch_kernel.protocol.private_files",
     "NotSteppable": "monarch_kernel.debugger.model.stops",
+    "NumericsError": "monarch_kernel.numerics.control",
     "RDMAError": "monarch_kernel.runtime.transfer.errors",
     "RDMATcpFallbackWarning": "monarch_kernel.runtime.transfer.backend_settings",
     "RDMAReadTransferWarning": "monarch_kernel.runtime.transfer.backend_settings",
@@ -178,6 +186,7 @@ _LOADED_AT_FIRST_USE = {
     "ScanError": "workspace_sync.model.errors",
     "StartFailedError": "monarch_kernel.launchers.base",
     "StartTimeoutError": "monarch_kernel.launchers.base",
+    "StopRun": "monarch_kernel.numerics.observer",
     "StoreError": "workspace_sync.model.errors",
     "SubmissionRefusedError": "monarch_kernel.launchers.base",
     "SyncError": "workspace_sync.model.errors",

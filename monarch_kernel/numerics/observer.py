@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import nn
@@ -62,7 +62,7 @@ class StopRun(Exception):  # raised on purpose
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StepLocation:
     """Where in a step an event belongs.
 
     Attributes:
@@ -96,7 +96,7 @@ class ModuleCall:
         is_root: whether no other module is being called on this thread.
     """
 
-    place: Place
+    place: StepLocation
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -123,7 +123,7 @@ class ModuleGradient:
         gradient: the gradient.
     """
 
-    place: Place
+    place: StepLocation
     kind: Literal["grad_input", "grad_output"]
     tensor: str
     gradient: torch.Tensor
@@ -139,7 +139,7 @@ class ParameterGradient:
         gradient: the gradient.
     """
 
-    place: Place
+    place: StepLocation
     parameter: torch.Tensor
     gradient: torch.Tensor
 
@@ -254,12 +254,12 @@ class _Running:
     micro: int
     calls: dict[int, int]
     event: ModuleCall | None = None
-    place: Place | None = None
+    place: StepLocation | None = None
     replays: bool = False
     hides: bool = False
 
 
-_Role = tuple[Place, Literal["grad_input", "grad_output"], str]
+_Role = tuple[StepLocation, Literal["grad_input", "grad_output"], str]
 """What a tensor is in the call of a module: the place, an input or an output, and its name there."""
 
 
@@ -484,7 +484,7 @@ class Observer:
             name = f"{outer}.{type(module).__name__}".lstrip(".")
         whole = name == model.prefix
         line = _line(running.frame)
-        running.place = Place(
+        running.place = StepLocation(
             name, self.step, running.micro, call, line, model.first or not whole, model.last or not whole
         )
         topics = self.topics
@@ -527,7 +527,7 @@ class Observer:
 
     def _hook_tensors(
         self,
-        place: Place,
+        place: StepLocation,
         kind: Literal["grad_input", "grad_output"],
         tensors: list[tuple[str, torch.Tensor]],
         replays: bool = False,
@@ -599,7 +599,7 @@ class Observer:
             return
         micro = self._backwards.get(name, 0)
         self._backwards[name] = micro + 1
-        place = Place(name, self.step, micro, 0, self._lines.get(owner, ""))
+        place = StepLocation(name, self.step, micro, 0, self._lines.get(owner, ""))
         self._emit("gradients", "gradient", ParameterGradient(place, parameter, gradient.detach()))
 
     def _wrap_compiled(self, module: nn.Module) -> None:
@@ -790,11 +790,11 @@ def _container(module: nn.Module, frame: FrameType) -> tuple[str, nn.Module]:
 
 def _module_values(name: str, value: object) -> Iterator[tuple[str, nn.Module]]:
     """Yield the module in a variable, and those in the attributes of an object of user code such as a trainer."""
-    if isinstance(value, nn.Module):
-        yield name, value
+    if issubclass(type(value), nn.Module):  # isinstance would run code of lazy objects
+        yield name, cast("nn.Module", value)
     elif name == "self":
         for key, inner in list(getattr(value, "__dict__", {}).items()):
-            if isinstance(inner, nn.Module):
+            if issubclass(type(inner), nn.Module):
                 yield key, inner
 
 
