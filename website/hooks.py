@@ -6,6 +6,7 @@ MkDocs calls the functions by their names.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -26,6 +27,9 @@ from website.tutorials import NOTEBOOKS, tutorial  # noqa: E402
 log = logging.getLogger("mkdocs.hooks.website")
 #: Pages of the repository that are also pages of the site, by their paths from the root of the repository.
 FROM_ROOT = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+#: Weights in the search of pages by the beginning of their path; others have 1. Overviews and lists of names mention
+#: everything, and come after the pages that explain it.
+WEIGHTS = {"README.md": 0.3, "changelog.md": 0.2, "api/": 0.4, "tutorials/": 0.8, "magic_options.md": 0.8}
 
 
 class Entry(NamedTuple):
@@ -52,6 +56,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
             pages += [{"Contributing": FROM_ROOT["CONTRIBUTING.md"]}, {"Changelog": FROM_ROOT["CHANGELOG.md"]}]
         nav.append({part: pages})
     config.nav = nav
+    if "MIKE_DOCS_VERSION" in os.environ:  # else there are no versions to choose from
+        config.extra["version"] = {"provider": "mike"}
     config.extra["generated_pages"] = generated
     config.extra["entries"] = entries
     return config
@@ -87,7 +93,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links that leave ``docs/`` to the page of the site with that content."""
+    """Point links that leave ``docs/`` to the page of the site with that content, and weigh the page in the search."""
+    weight = next((weight for start, weight in WEIGHTS.items() if page.file.src_uri.startswith(start)), 1.0)
+    page.meta["search"] = {"boost": weight}
     if page.file.src_uri in FROM_ROOT.values():
         markdown = markdown.replace("](docs/", "](")
     if page.file.src_uri.startswith("tutorials/"):
