@@ -19,12 +19,13 @@ WRAPPED: Final = f"{BARE_PRE};white-space:pre-wrap;overflow-wrap:anywhere;{FONT}
 UNWRAPPED: Final = f"{BARE_PRE};white-space:pre;{FONT}"
 #: Lines beside a label, which is not copied with them.
 LABELLED: Final = "display:flex;gap:1ch"
-LABEL: Final = f"{BARE_PRE};flex:none;user-select:none;opacity:.6"
+LABEL: Final = f"{BARE_PRE};flex:none;user-select:none;opacity:.7"
 
-DIM: Final = "opacity:.65"
+DIM: Final = "opacity:.7"
 BOLD: Final = "font-weight:600"
-BAD: Final = "color:#d9362b"
-#: Sets of ranks in a tree, where they guide the reader. No one blue has enough contrast on light and dark pages.
+# No single red or blue has enough contrast on both light and dark pages, so front ends choose.
+BAD: Final = "color:var(--jp-error-color1,var(--vscode-errorForeground,#c62828))"
+#: Sets of ranks in a tree, where they guide the reader.
 RANKS: Final = f"color:var(--jp-brand-color1,var(--vscode-textLink-foreground,#1a6fc4));{BOLD}"
 #: The part of a source line that is running.
 RUNS_NOW: Final = "background:rgba(255,176,32,.30);border-radius:2px"

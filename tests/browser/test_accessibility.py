@@ -89,7 +89,12 @@ def test_nothing_serious_is_found_in_the_panel(lab: Lab, open_panel: Panel) -> N
 
 def test_nothing_serious_is_found_in_views_and_tables_of_cells(lab: Lab) -> None:
     cells = ("%mesh diff rank", WAIT, "%mesh stacks", "%mesh hang", "%mesh status", "%mesh plot rank")
-    lab.open("%mesh up --procs 4\nfrom monarch_kernel import get_mesh\nget_mesh('m')", WORK, *cells, "job.result()")
+    lab.open(
+        "%mesh up --procs 4\nfrom monarch_kernel import get_mesh\nget_mesh('m')",
+        "%%mesh\nprint(rank)",
+        *cells,
+        "job.result()",
+    )
     panel = Panel(lab)
     ended = 2 + len(cells)
     lab.run(0)

@@ -60,8 +60,8 @@ class _Page:
         blocks = [(len(root.ranks), self._root(root)) for root in stacks.tree]
         if idle:
             at = next((k for k, (count, _) in enumerate(blocks) if len(idle) <= count), len(blocks))
-            line = f"{self._ranks(idle)} {escape(stacks.idle_note)}{self._where(idle)}"
-            blocks.insert(at, (len(idle), _div(f"{styles.TREE_LINE};{styles.DIM};margin-top:6px", line)))
+            line = f"{self._ranks(idle)} {_span(styles.DIM, escape(stacks.idle_note))}{self._where(idle)}"
+            blocks.insert(at, (len(idle), _div(f"{styles.TREE_LINE};margin-top:6px", line)))
         notes = "".join(
             _div(
                 styles.TREE_NOTE,
