@@ -21,13 +21,15 @@ OUT := build
 LAB_ARGS ?= $(if $(filter 0,$(shell id -u)),--allow-root)
 
 # Of the extras in pyproject.toml, what each target needs.
-EXTRAS ?= bench,demo,dev,engines,environments,lab,test
+EXTRAS ?= bench,demo,dev,docs,engines,environments,lab,test
 NEEDS_demo := demo
 NEEDS_lab := demo,lab
 NEEDS_test := demo,lab,test
-NEEDS_test-engines := demo,engines,lab,test
-NEEDS_check := bench,dev,environments
+NEEDS_test-engines := demo,docs,engines,lab,test
+NEEDS_check := bench,dev,docs,environments
 NEEDS_bench := bench
+NEEDS_docs := docs
+NEEDS_notebooks := demo
 NEEDS_lock :=
 NEEDS_venv = $(EXTRAS)
 # Those that also use the packages of labextension/, where there is a node.
@@ -36,7 +38,7 @@ USE_NODE := test test-engines check venv
 # Jupyter must find this checkout's kernel, whatever is installed elsewhere for the user.
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: help venv test test-engines quick check format demo lab bench lock bundles clean
+.PHONY: help venv test test-engines quick check format demo lab docs notebooks bench lock bundles clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -81,6 +83,14 @@ demo: set-up-demo ## run the quickstart notebook on the real kernel, and say whe
 
 lab: set-up-lab ## JupyterLab with the quickstart notebook
 	$(BIN)/jupyter lab $(LAB_ARGS) notebooks/01_quickstart.ipynb
+
+docs: set-up-docs ## the documentation as a site, with search, in build/site; a warning or a dead link is an error
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict --config-file website/mkdocs.yml
+	@echo "The site is in $(OUT)/site: open $(OUT)/site/index.html, or serve it: $(PY) -m http.server -d $(OUT)/site"
+
+notebooks: set-up-notebooks ## run all notebooks, and record their outputs for the site (website/recorded)
+	-@for each in notebooks/*.ipynb; do $(PY) notebooks/run.py $$each --out $(OUT)/notebooks; done
+	$(PY) -m website.tutorials $(OUT)/notebooks
 
 bench: set-up-bench ## measure against torchmonarch (BENCH_ARGS="--quick", see docs/performance.md)
 	$(PY) -m bench $(BENCH_ARGS)

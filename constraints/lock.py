@@ -16,11 +16,11 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "bench,demo,dev,engines,lab,test,titan"
+EXTRAS = "bench,demo,dev,docs,engines,lab,test,titan"
 # Held back: the torch that the bench's main peer, torchmonarch 0.7.0, was built for; what later versions need a newer
 # Python than the one of Debian 12 (3.11.2) for; what makes a grammar of IRIs as it is loaded: all that loads
 # notebooks, Jupyter's server or Ray would compute 1.5 s longer.
-HELD = ["torch==2.13.0", "soupsieve<3", "jsonschema<4.25"]
+HELD = ["torch==2.13.0", "soupsieve<3", "jsonschema<4.25", "pymdown-extensions<13"]
 #: The oldest Pythons that the files must hold for.
 OLDEST = {(3, 11): "3.11.2", (3, 12): "3.12.0", (3, 13): "3.13.0"}
 # torch pins these itself, to the builds it was linked with; whether it wants them depends on the platform.

@@ -188,7 +188,7 @@ def test_pins_are_names_and_exact_versions(path: Path) -> None:
 def test_every_dependency_is_pinned_for_every_python() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    named = ("bench", "demo", "dev", "engines", "lab", "test", "titan", "torch")
+    named = ("bench", "demo", "dev", "docs", "engines", "lab", "test", "titan", "torch")
     wanted = project["dependencies"] + [r for name in named for r in extras[name]]
     names = {re.split(r"[\[<>=!~ ;]", r)[0].replace("_", "-").lower() for r in wanted}
     names -= {"monarch-kernel", "triton"}  # torch for GPUs pins its triton

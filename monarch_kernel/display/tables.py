@@ -27,21 +27,24 @@ WRAPPED: Final = f"{BARE_PRE};white-space:pre-wrap;overflow-wrap:anywhere;{FONT}
 UNWRAPPED: Final = f"{BARE_PRE};white-space:pre;{FONT}"
 #: Lines beside a label, which is not copied with them.
 LABELLED: Final = "display:flex;gap:1ch"
-LABEL: Final = f"{BARE_PRE};flex:none;user-select:none;opacity:.6"
+LABEL: Final = f"{BARE_PRE};flex:none;user-select:none;opacity:.7"
 
-DIM: Final = "opacity:.65"
+DIM: Final = "opacity:.7"
 BOLD: Final = "font-weight:600"
-BAD: Final = "color:#d9362b"
+# No single red or blue has enough contrast on both light and dark pages, so front ends choose.
+BAD: Final = "color:var(--jp-error-color1,var(--vscode-errorForeground,#c62828))"
 #: Sets of ranks in a tree, where they guide the reader.
-RANKS: Final = f"color:#2b7fd9;{BOLD}"
+RANKS: Final = f"color:var(--jp-brand-color1,var(--vscode-textLink-foreground,#1a6fc4));{BOLD}"
 #: The part of a source line that is running.
 RUNS_NOW: Final = "background:rgba(255,176,32,.30);border-radius:2px"
 #: A small label where ranks diverge.
-FORK_CHIP: Final = "background:#d9912b;color:#fff;border-radius:8px;padding:0 6px;font-size:85%"
+FORK_CHIP: Final = "background:#d9912b;color:#000;border-radius:8px;padding:0 6px;font-size:85%"
 #: Lines of a tree. A line that can be opened begins with a triangle; other lines have the same indentation.
 TREE_LINE: Final = "white-space:pre;cursor:default;padding-left:1.05em"
 TREE_NOTE: Final = "white-space:pre-wrap;padding-left:1.05em"
-TREE_OPENS: Final = "white-space:pre;cursor:pointer"
+TREE_OPENS: Final = (
+    "white-space:pre;cursor:pointer;line-height:24px"  # lines below each other, each large enough to hit
+)
 TREE_INSIDE: Final = "margin:0 0 2px 0.6ch;padding-left:1.4ch;border-left:1px solid rgba(128,128,128,.45)"
 TREE_FORK: Final = "margin:2px 0 2px 0.6ch;padding-left:1.4ch;border-left:3px solid #d9912b"
 WARNING_LINE: Final = "border-left:3px solid var(--jp-warn-color1,#ef6c00);padding-left:.6em"

@@ -6,7 +6,8 @@ import { Theme } from './theme';
 
 /** A table of hosts: their ranks, processors, memory and GPUs. */
 export class HostsTable {
-  readonly node = element('div', 'mk-View mk-Hosts');
+  // Scrolls sideways where it is narrow, so keys must reach it.
+  readonly node = element('div', 'mk-View mk-Hosts', { tabindex: 0, role: 'region' });
   private readonly _rows = element('tbody');
   private readonly _byKey = new Map<string, { row: HTMLTableRowElement; look: string }>();
   private readonly _frame = new FrameTask(() => this.update());
@@ -22,6 +23,7 @@ export class HostsTable {
       head.append(element('th', '', { scope: 'col' }, name));
     }
     const table = element('table', 'mk-Table', {}, element('thead', '', {}, head), this._rows);
+    this.node.setAttribute('aria-label', t('Hosts'));
     this.node.append(table);
     host.append(this.node);
     this._theme = new Theme(this.node, () => undefined);

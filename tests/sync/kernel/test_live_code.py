@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from monarch_kernel.display import tables
 from tests.kernel.harness import Cell, Kernel
 from tests.kernel.screen import text
 from tests.sync.kernel.project import Project
@@ -62,7 +63,7 @@ def test_ranks_run_the_tree_that_a_rollback_goes_to(kernel: Kernel, project: Pro
     broken = kernel.ok("%mesh sync --reload")
     assert "model has an error, and ranks 0-1 keep what they have: " in broken.text
     html = broken.result["text/html"]
-    assert re.search(r'<div style="color:#d9362b">model has an error.*SyntaxError.*</div>', html), html
+    assert re.search(rf'<div style="{re.escape(tables.BAD)}">model has an error.*SyntaxError.*</div>', html), html
     assert "cannot be imported" in " ".join(listed()[0])
     project.write("model.py", "VERSION = 'third'\n")
     kernel.ok("%mesh sync --reload")

@@ -65,8 +65,8 @@ class _Page:
         blocks = [(len(root.ranks), self._root(root)) for root in stacks.tree]
         if idle:
             at = next((k for k, (count, _) in enumerate(blocks) if len(idle) <= count), len(blocks))
-            line = f"{self._ranks(idle)} {escape(stacks.idle_note)}{self._where(idle)}"
-            blocks.insert(at, (len(idle), _div(f"{tables.TREE_LINE};{tables.DIM};margin-top:6px", line)))
+            line = f"{self._ranks(idle)} {_span(tables.DIM, escape(stacks.idle_note))}{self._where(idle)}"
+            blocks.insert(at, (len(idle), _div(f"{tables.TREE_LINE};margin-top:6px", line)))
         notes = "".join(
             _div(
                 tables.TREE_NOTE,

@@ -1,0 +1,1 @@
+"""The documentation as a site: pages that are generated from the code, and the notebooks with recorded outputs."""
