@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,8 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-#: The optimizers of a program, one or several.
 Optimizer = torch.optim.Optimizer
+BuildModel = Callable[[str], torch.nn.Module]
+BuildOptimizer = Callable[[torch.nn.Module, str], Optimizer]
+Step = Callable[[torch.nn.Module, Optimizer, int, str], torch.Tensor]
 
 
 def rank() -> int:
@@ -37,14 +38,14 @@ class Reduce(torch.autograd.Function):
     """Sum over a group in forward, and the identity in backward."""
 
     @staticmethod
-    def forward(context: Any, value: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:  # noqa: D102
+    def forward(context: Any, value: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
         value = value.clone()
         if dist.is_initialized():
             dist.all_reduce(value, group=group)
         return value
 
     @staticmethod
-    def backward(context: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: D102
+    def backward(context: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         return grads[0], None
 
 
@@ -52,12 +53,12 @@ class Copy(torch.autograd.Function):
     """The identity in forward, and a sum over a group in backward."""
 
     @staticmethod
-    def forward(context: Any, value: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:  # noqa: D102
+    def forward(context: Any, value: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
         context.group = group
         return value.view_as(value)
 
     @staticmethod
-    def backward(context: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: D102
+    def backward(context: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         grad = grads[0].clone()
         if dist.is_initialized():
             dist.all_reduce(grad, group=context.group)
@@ -68,7 +69,7 @@ class Gather(torch.autograd.Function):
     """Concatenate the parts of a group's ranks along a dimension; backward sums, and returns this rank's part."""
 
     @staticmethod
-    def forward(  # noqa: D102
+    def forward(
         context: Any, part: torch.Tensor, dimension: int, group: dist.ProcessGroup | None = None
     ) -> torch.Tensor:
         context.dimension, context.group = dimension, group
@@ -79,7 +80,7 @@ class Gather(torch.autograd.Function):
         return torch.cat(parts, dimension)
 
     @staticmethod
-    def backward(context: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # noqa: D102
+    def backward(context: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         grad = grads[0].clone()
         if dist.is_initialized():
             dist.all_reduce(grad, group=context.group)
@@ -88,11 +89,20 @@ class Gather(torch.autograd.Function):
         return grad, None, None
 
 
+def begin(build_model: BuildModel, build_optimizer: BuildOptimizer, bug: str) -> tuple[torch.nn.Module, Optimizer]:
+    """Build a program's model and optimizer from equal seeds, and leave random generators that differ by rank."""
+    torch.manual_seed(0)
+    model = build_model(bug)
+    optimizer = build_optimizer(model, bug)
+    torch.manual_seed(100 + rank())
+    return model, optimizer
+
+
 def main(
     program: str,
-    build_model: Callable[[str], torch.nn.Module],
-    build_optimizer: Callable[[torch.nn.Module, str], Optimizer],
-    step: Callable[[torch.nn.Module, Optimizer, int, str], torch.Tensor],
+    build_model: BuildModel,
+    build_optimizer: BuildOptimizer,
+    step: Step,
     placements: dict[str, Any] | None = None,
 ) -> None:
     """Train: ``PROGRAM [GATE] [--bug N] [--steps K] [--rules RULES --every N --stop] [--record NAME]``.
@@ -114,52 +124,36 @@ def main(
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--stop", action="store_true")
     parser.add_argument("--record", help="record all steps under this name")
-    parser.add_argument("--seconds", action="store_true", help="print how long the steps took, without the first five")
     found = parser.parse_args()
     torch.set_num_threads(1)
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    model = build_model(found.bug)
-    optimizer = build_optimizer(model, found.bug)
-    torch.manual_seed(100 + rank())
+    model, optimizer = begin(build_model, build_optimizer, found.bug)
     with ExitStack() as stack:
-        _observe(stack, found, model, optimizer, placements)
+        if found.record:
+            from monarch_kernel.numerics import record
+
+            stack.enter_context(record(found.record, model, optimizer, steps=found.steps, placements=placements))
+        if found.rules:
+            from monarch_kernel.numerics.rules import rules
+
+            names = None if found.rules == "all" else found.rules.split(",")
+            stack.enter_context(rules(names, every=found.every, stop=found.stop, placements=placements))
         _train(found, model, optimizer, step)
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
 
 
-def _observe(
-    stack: ExitStack, found: argparse.Namespace, model: torch.nn.Module, optimizer: Optimizer, placements: Any
-) -> None:
-    if found.record:
-        from monarch_kernel.numerics import record
-
-        stack.enter_context(record(found.record, model, optimizer, steps=found.steps, placements=placements))
-    if found.rules:
-        from monarch_kernel.numerics.rules import rules
-
-        names = None if found.rules == "all" else found.rules.split(",")
-        stack.enter_context(rules(names, every=found.every, stop=found.stop, placements=placements))
-
-
-def _train(found: argparse.Namespace, model: torch.nn.Module, optimizer: Optimizer, step: Callable[..., Any]) -> None:
-    import time
-
-    number, began = 0, 0.0
-    ends = torch.zeros(1)
+def _train(found: argparse.Namespace, model: torch.nn.Module, optimizer: Optimizer, step: Step) -> None:
+    number = 0
+    loss = ends = torch.zeros(1)
     while number < found.steps or (found.gate is not None and not ends):
-        if number == 5:
-            began = time.perf_counter()
         loss = step(model, optimizer, number, found.bug)
         if number < 3:
             print(f"rank {rank()} step {number}: loss {loss.item():.6f}", flush=True)
         number += 1
         if found.gate is not None and dist.is_initialized():
-            ends.fill_(float(found.gate.exists()))
+            ends = torch.full((1,), float(found.gate.exists()))
             dist.all_reduce(ends, dist.ReduceOp.MAX)
     print(f"rank {rank()} ends after {number} steps, loss {loss.item():.6f}", flush=True)
-    if found.seconds:
-        print(f"rank {rank()} took {(time.perf_counter() - began) / (number - 5):.9f} s a step", file=sys.stderr)

@@ -39,7 +39,7 @@ class ShardedSGD(Optimizer):
         self.named, self.bug = list(named), bug
         super().__init__(dict(self.named).values(), {"lr": RATE})
         self.masters = {id(each): shard(each.detach().float().flatten()) for _, each in self.named}
-        parts = [torch.nn.Parameter(self.masters[id(each)]) for _, each in self.named]
+        parts = [(name, torch.nn.Parameter(self.masters[id(each)])) for name, each in self.named]
         self.inner = torch.optim.SGD(parts, lr=RATE)
 
     def refresh(self) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
-from torch.distributed.tensor import Replicate, Shard
 
+from monarch_kernel.numerics.summaries import Replicate, Shard
 from tests.numerics.programs.common import Gather, Optimizer, Reduce, main, rank, shard, size
 
 WIDTH, HIDDEN, HEADS, VOCABULARY, LENGTH = 16, 32, 4, 32, 8

@@ -1,0 +1,768 @@
+"""Observe the training steps of this process: calls of modules, gradients, optimizers and collectives.
+
+`observer` returns the process's only `Observer`. It installs torch's global hooks with the first subscription and
+removes them with the last, so no program is changed and nothing remains installed afterwards. A `Subscriber` names the
+events that it wants, and receives live tensors that it must not change or keep.
+
+A step begins with the first forward of a model and ends with `optimizer.step()`. The forwards within a step are
+numbered as micro-batches. Forwards with autograd disabled (validation, a teacher) are not observed. Names are the
+qualified names of the model, without the prefixes of DDP, FSDP, `torch.compile` and activation checkpointing.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
+
+from monarch_kernel.debugger.source_locations import shown_file, user_frame
+
+if TYPE_CHECKING:
+    from monarch_kernel.numerics.collectives import Collective
+
+Topic = Literal["modules", "gradients", "optimizer", "collectives"]
+"""A kind of event: calls of modules with the gradients of their tensors; gradients of parameters before reduction;
+steps of optimizers; collectives. Begins and ends of steps are always reported."""
+
+TOPICS: frozenset[Topic] = frozenset(("modules", "gradients", "optimizer", "collectives"))
+
+# Attributes in which wrappers hold the module that they wrap. They are left out of names.
+_WRAPPED = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+# Classes that hold it in `module`.
+_WRAPPERS = frozenset(("DistributedDataParallel", "DataParallel", "DeepSpeedEngine"))
+_STAGES = "torch.distributed.pipelining.stage"
+_COMPILED = "OptimizedModule"
+
+
+class StopRun(Exception):  # raised on purpose
+    """Raised by a subscriber to stop the observed program. Any other exception ends the subscription instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a step an event belongs.
+
+    Attributes:
+        name: the module's qualified name; "" is the model itself.
+        step: the index of the step since the observer's first subscription.
+        micro: the index of the model's forward within the step.
+        call: the index of the module's call within that forward.
+        line: the innermost line of user code, such as "train.py:42"; "" if unknown.
+        first, last: whether the module's inputs (outputs) are those of the whole model. Both are True except for the
+            model of a pipeline stage.
+    """
+
+    name: str
+    step: int
+    micro: int
+    call: int
+    line: str
+    first: bool = True
+    last: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class ModuleCall:
+    """A call of a module.
+
+    Attributes:
+        place: where it belongs.
+        module: the module.
+        args, kwargs: the arguments. `Subscriber.forward_begins` may replace them.
+        output: what it returned; None before the end.
+        is_root: whether no other module is being called on this thread.
+    """
+
+    place: Place
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any = None
+    is_root: bool = False
+
+    def inputs(self) -> list[tuple[str, torch.Tensor]]:
+        """Return the tensors among the arguments by position or keyword, such as "0", "mask" or "0.1"."""
+        return [*_tensors(self.args), *_tensors(self.kwargs)]
+
+    def outputs(self) -> list[tuple[str, torch.Tensor]]:
+        """Return the tensors of the output; a single one is named ""."""
+        return list(_tensors(self.output))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModuleGradient:
+    """The whole gradient of an input or an output of a module's call, of all uses of that tensor together.
+
+    Attributes:
+        place: the place of the call.
+        kind: which of the two.
+        tensor: its name among the inputs or outputs, as in `ModuleCall`.
+        gradient: the gradient.
+    """
+
+    place: Place
+    kind: Literal["grad_input", "grad_output"]
+    tensor: str
+    gradient: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParameterGradient:
+    """A parameter's gradient of one backward, before it is accumulated and reduced over ranks.
+
+    Attributes:
+        place: its `name` is the parameter's, `micro` the index of the backward within the step.
+        parameter: the parameter; with FSDP, the unsharded one.
+        gradient: the gradient.
+    """
+
+    place: Place
+    parameter: torch.Tensor
+    gradient: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedParameter:
+    """A parameter of an optimizer.
+
+    Attributes:
+        name: its qualified name in the model, or `optimizer.GROUP.INDEX` if no observed model has it.
+        parameter: the parameter.
+        group: its parameter group (`lr`, `weight_decay`).
+        in_model: whether an observed model has this parameter.
+    """
+
+    name: str
+    parameter: torch.Tensor
+    group: Mapping[str, Any]
+    in_model: bool
+
+
+class Subscriber:
+    """The receiver of events. All methods do nothing by default.
+
+    An exception ends the subscription with a warning and never the training, except `StopRun`. Methods run on the
+    thread of the event: gradients of a GPU on a thread of autograd.
+    """
+
+    #: The topics that it receives. It may change between steps.
+    wants: frozenset[Topic] = TOPICS
+
+    def step_begins(self, step: int) -> None:
+        """Called before the first forward of a step."""
+
+    def forward_begins(self, event: ModuleCall) -> None:
+        """Called before a module runs."""
+
+    def forward(self, event: ModuleCall) -> None:
+        """Called after a module has run. Recomputation by activation checkpointing is not reported."""
+
+    def backward(self, event: ModuleGradient) -> None:
+        """Called once a gradient of a module's input or output is known."""
+
+    def gradient(self, event: ParameterGradient) -> None:
+        """Called once a parameter's local gradient is known."""
+
+    def optimizer_begins(self, optimizer: Optimizer, parameters: Sequence[NamedParameter]) -> None:
+        """Called before `optimizer.step()`. Gradients are final: reduced, accumulated, clipped."""
+
+    def optimizer_ends(self, optimizer: Optimizer, parameters: Sequence[NamedParameter]) -> None:
+        """Called after `optimizer.step()`."""
+
+    def step_ends(self, step: int) -> None:
+        """Called when every parameter with a gradient has been stepped, or the next step begins."""
+
+    def collective(self, event: Collective) -> None:
+        """Called when a collective of this process is complete."""
+
+
+class Subscription:
+    """A subscriber's subscription. A context manager; `end` may be called more than once."""
+
+    def __init__(self, owner: Observer, subscriber: Subscriber) -> None:
+        self._owner = owner
+        self.subscriber = subscriber
+
+    def end(self) -> None:
+        """End it; the subscriber receives no more events."""
+        self._owner._remove(self)
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+@dataclass(slots=True)
+class _Model:
+    """A model: a module that contains the modules called, with the names of its parts."""
+
+    root: weakref.ref[nn.Module]
+    prefix: str
+    names: dict[int, str] = field(default_factory=dict[int, str])  # by id of a module
+    first: bool = True
+    last: bool = True
+    named_at: int = -1  # the step
+
+    def rename(self, step: int) -> None:
+        """Name the modules anew, once a step, because a program may replace them."""
+        root = self.root()
+        if self.named_at != step and root is not None:
+            self.names = {id(module): name for name, module in named_modules(root, self.prefix)}
+            self.named_at = step
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A call in progress.
+
+    Attributes:
+        module: the module; `model` the model in which it is named.
+        frame: the frame that runs it, which detects calls that were left by an exception.
+        event: None if it is not reported: wrappers, and modules within a compiled one.
+        replays: whether it is a recomputation.
+        calls: in the outermost call: how often each module was called, by id.
+    """
+
+    module: nn.Module
+    frame: FrameType
+    model: _Model
+    micro: int
+    calls: dict[int, int]
+    event: ModuleCall | None = None
+    place: Place | None = None
+    replays: bool = False
+    hides: bool = False
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[_Running] = []
+
+
+class Observer:
+    """The observer of this process. See the module."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._subscriptions: tuple[Subscription, ...] = ()
+        self._handles: list[Any] = []
+        self._tensor_handles: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by parameter
+        self._compiled: list[tuple[weakref.ref[nn.Module], Any]] = []
+        self._stop_collectives: Callable[[], None] | None = None
+        self._thread = _Thread()
+        self._reset()
+
+    def _reset(self) -> None:
+        self.step = -1
+        self._in_step = False
+        self._models: dict[int, _Model] = {}  # by id of the root
+        self._micros: dict[int, int] = {}  # by id of the called root
+        self._replays: dict[int, int] = {}  # by id of a module: recomputed calls in this step
+        self._backwards: dict[str, int] = {}  # by name of a parameter
+        self._lines: dict[str, str] = {}  # by name of a module
+        self._stepped: set[int] = set()  # ids of parameters
+        self._optimized: list[NamedParameter] = []
+
+    @property
+    def topics(self) -> frozenset[Topic]:
+        """The topics that any subscriber wants at present."""
+        return frozenset[Topic]().union(*(each.subscriber.wants for each in self._subscriptions))
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether anything is installed in torch."""
+        return bool(self._handles or self._tensor_handles or self._compiled or self._stop_collectives)
+
+    def subscribe(self, subscriber: Subscriber, model: nn.Module | None = None) -> Subscription:
+        """Deliver events to a subscriber until its subscription ends.
+
+        Args:
+            subscriber: the receiver.
+            model: the model that names are relative to; by default, models are found as they are called.
+        """
+        subscription = Subscription(self, subscriber)
+        with self._lock:
+            if not self._subscriptions:
+                self._reset()
+                self._install()
+            self._subscriptions = (*self._subscriptions, subscription)
+            if model is not None:
+                self._add_model(model, "")
+            self._observe_collectives()
+        return subscription
+
+    def _remove(self, subscription: Subscription) -> None:
+        with self._lock:
+            if subscription not in self._subscriptions:
+                return
+            self._subscriptions = tuple(each for each in self._subscriptions if each is not subscription)
+            self._observe_collectives()
+            if not self._subscriptions:
+                self._uninstall()
+
+    # -- installing ------------------------------------------------------------------------------
+
+    def _install(self) -> None:
+        self._handles = [
+            register_module_forward_pre_hook(self._before_module),  # pyright: ignore[reportArgumentType]  # may return
+            register_module_forward_hook(self._after_module, with_kwargs=True, always_call=True),
+            register_optimizer_step_pre_hook(self._before_optimizer),
+            register_optimizer_step_post_hook(self._after_optimizer),
+        ]
+
+    def _uninstall(self) -> None:
+        for handle in (*self._handles, *self._tensor_handles.values()):
+            handle.remove()
+        for reference, original in self._compiled:
+            if (module := reference()) is not None:
+                module._compiled_call_impl = original
+        self._handles = []
+        self._tensor_handles = WeakIdKeyDictionary()
+        self._compiled = []
+        self._thread.stack.clear()
+        self._reset()
+
+    def _observe_collectives(self) -> None:
+        wanted = "collectives" in self.topics
+        if wanted and self._stop_collectives is None:
+            from monarch_kernel.numerics.collectives import observe
+
+            self._stop_collectives = observe(self._collective)
+        elif not wanted and self._stop_collectives is not None:
+            self._stop_collectives()
+            self._stop_collectives = None
+
+    def _emit(self, topic: Topic | None, method: str, *args: object) -> None:
+        for each in self._subscriptions:
+            if topic is not None and topic not in each.subscriber.wants:
+                continue
+            try:
+                getattr(each.subscriber, method)(*args)
+            except StopRun:
+                raise
+            except Exception as error:
+                each.end()
+                warnings.warn(
+                    f"{type(each.subscriber).__name__} failed and has ended; training continues: "
+                    f"{type(error).__name__}: {error}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    # -- modules ---------------------------------------------------------------------------------
+
+    def _before_module(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if torch.compiler.is_compiling():
+            return None
+        frame = sys._getframe(1)
+        kwargs: Any = frame.f_locals.get("kwargs")
+        return self._begin(module, args, kwargs if isinstance(kwargs, dict) else {}, frame)
+
+    def _after_module(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        if not torch.compiler.is_compiling():
+            # torch passes (kwargs, output), or after an exception (output) alone
+            self._end(module, rest[1] if len(rest) == 2 else None, failed=len(rest) != 2)
+
+    def _begin(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
+    ) -> tuple[Any, ...] | None:
+        """Enter a call. Returns the arguments if a subscriber has replaced them."""
+        stack = self._thread.stack
+        self._drop_left_calls(stack, frame)
+        replays = torch._C._current_graph_task_id() != -1
+        if not torch.is_grad_enabled() and not stack:
+            return None
+        if stack:
+            outer = stack[-1]
+            running = _Running(module, frame, outer.model, outer.micro, outer.calls, replays=outer.replays or replays)
+            running.hides = outer.hides
+        else:
+            running = self._begin_root(module, frame, replays)
+        stack.append(running)
+        if running.hides or _is_wrapper(module):
+            running.hides = running.hides or type(module).__name__ == _COMPILED
+            if type(module).__name__ != _COMPILED or (len(stack) > 1 and stack[-2].hides):
+                return None
+        return self._begin_named(running, args, kwargs, len(stack) == 1)
+
+    def _begin_root(self, module: nn.Module, frame: FrameType, replays: bool) -> _Running:
+        if replays:  # recomputation of a checkpointed module that is not called by another one
+            model = self._model_of(module, frame)
+            return _Running(module, frame, model, 0, self._replays, replays=True)
+        if not self._in_step:
+            if self.step >= 0 and self._optimized:
+                self._finish_step()
+            self.step += 1
+            self._in_step = True
+            self._micros.clear()
+            self._replays.clear()
+            self._backwards.clear()
+            self._stepped.clear()
+            self._emit(None, "step_begins", self.step)
+        elif self._optimized:
+            self._finish_step()
+            return self._begin_root(module, frame, replays)
+        model = self._model_of(module, frame)
+        model.rename(self.step)
+        micro = self._micros.get(id(module), 0)
+        self._micros[id(module)] = micro + 1
+        self._prepare(module)
+        return _Running(module, frame, model, micro, {})
+
+    def _begin_named(
+        self, running: _Running, args: tuple[Any, ...], kwargs: dict[str, Any], is_root: bool
+    ) -> tuple[Any, ...] | None:
+        module, model = running.module, running.model
+        calls = self._replays if running.replays else running.calls
+        call = calls.get(id(module), 0)
+        calls[id(module)] = call + 1
+        name = model.names.get(id(module))
+        if name is None:  # a part that its parent holds elsewhere than in its registered modules
+            stack = self._thread.stack
+            outer = next((each.place.name for each in reversed(stack[:-1]) if each.place is not None), "")
+            name = f"{outer}.{type(module).__name__}".lstrip(".")
+        whole = name == model.prefix
+        line = _line(running.frame)
+        running.place = Place(
+            name, self.step, running.micro, call, line, model.first or not whole, model.last or not whole
+        )
+        if running.replays:
+            return None
+        self._lines[name] = line
+        topics = self.topics
+        if "gradients" in topics:
+            self._hook_parameters(module, name)
+            stack = self._thread.stack
+            if len(stack) > 1 and stack[-2].place is not None:  # FSDP has gathered them after its own call began
+                self._hook_parameters(stack[-2].module, stack[-2].place.name)
+        if "modules" not in topics:
+            return None
+        event = running.event = ModuleCall(running.place, module, args, kwargs, is_root=is_root)
+        self._emit("modules", "forward_begins", event)
+        if event.kwargs is not kwargs:
+            kwargs.update(event.kwargs)
+        if self._wants_gradients(event.inputs()):
+            self._hook_tensors(running.place, "grad_input", event.inputs())
+        return event.args if event.args is not args else None
+
+    def _end(self, module: nn.Module, output: Any, failed: bool) -> None:
+        stack = self._thread.stack
+        if not any(each.module is module for each in stack):
+            return
+        while stack[-1].module is not module:
+            stack.pop()
+        running = stack.pop()
+        if failed:
+            return
+        event = running.event
+        if event is not None:
+            event.output = output
+            outputs = event.outputs()
+            self._hook_tensors(event.place, "grad_output", outputs)
+            self._emit("modules", "forward", event)
+        elif running.replays and running.place is not None and "modules" in self.topics:
+            self._hook_replayed(running, output)
+
+    def _hook_replayed(self, running: _Running, output: Any) -> None:
+        """Observe gradients of a reentrant recomputation, whose first forward had no graph."""
+
+    def _wants_gradients(self, tensors: list[tuple[str, torch.Tensor]]) -> bool:
+        return any(tensor.requires_grad for _, tensor in tensors)
+
+    def _hook_tensors(
+        self, place: Place, kind: Literal["grad_input", "grad_output"], tensors: list[tuple[str, torch.Tensor]]
+    ) -> None:
+        for label, tensor in tensors:
+            if tensor.requires_grad:
+                tensor.register_hook(functools.partial(self._on_gradient, place, kind, label))
+
+    def _on_gradient(
+        self, place: Place, kind: Literal["grad_input", "grad_output"], label: str, gradient: torch.Tensor
+    ) -> None:
+        if self._subscriptions:
+            self._emit("modules", "backward", ModuleGradient(place, kind, label, gradient.detach()))
+
+    def _drop_left_calls(self, stack: list[_Running], frame: FrameType) -> None:
+        """Drop calls that an exception has left without torch noticing (`KeyboardInterrupt`)."""
+        while stack:
+            at: FrameType | None = frame
+            while at is not None and at is not stack[-1].frame:
+                at = at.f_back
+            if at is not None:
+                return
+            stack.pop()
+
+    # -- parameters ------------------------------------------------------------------------------
+
+    def _prepare(self, root: nn.Module) -> None:
+        """Observe parameters and compiled modules of a model whose forward begins."""
+        topics = self.topics
+        model = self._models_of(root)
+        for module in root.modules():
+            if "gradients" in topics and model is not None:
+                self._hook_parameters(module, model.names.get(id(module), ""))
+            if module._compiled_call_impl is not None and "modules" in topics:
+                self._wrap_compiled(module)
+
+    def _models_of(self, module: nn.Module) -> _Model | None:
+        return next((model for model in self._models.values() if id(module) in model.names), None)
+
+    def _hook_parameters(self, module: nn.Module, name: str) -> None:
+        for key, parameter in module._parameters.items():
+            if parameter is not None and parameter.requires_grad and parameter not in self._tensor_handles:
+                full = f"{name}.{key}".lstrip(".")
+                hook = functools.partial(self._on_parameter_gradient, full, name, weakref.ref(parameter))
+                self._tensor_handles[parameter] = parameter.register_hook(hook)
+
+    def _on_parameter_gradient(
+        self, name: str, owner: str, reference: weakref.ref[torch.Tensor], gradient: torch.Tensor
+    ) -> None:
+        parameter = reference()
+        if not self._subscriptions or parameter is None:
+            return
+        micro = self._backwards.get(name, 0)
+        self._backwards[name] = micro + 1
+        place = Place(name, self.step, micro, 0, self._lines.get(owner, ""))
+        self._emit("gradients", "gradient", ParameterGradient(place, parameter, gradient.detach()))
+
+    def _wrap_compiled(self, module: nn.Module) -> None:
+        """Observe the edges of a module that was compiled in place (`module.compile()`)."""
+        original = module._compiled_call_impl
+        if original is None or getattr(original, "observes", None) is self:
+            return
+
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            replaced = self._begin(module, args, kwargs, sys._getframe())
+            if self._thread.stack:
+                self._thread.stack[-1].hides = True
+            try:
+                output = original(*(args if replaced is None else replaced), **kwargs)
+            except BaseException:
+                self._end(module, None, failed=True)
+                raise
+            self._end(module, output, failed=False)
+            return output
+
+        observed.observes = self  # pyright: ignore[reportFunctionMemberAccess]
+        module._compiled_call_impl = observed
+        self._compiled.append((weakref.ref(module), original))
+
+    # -- optimizers ------------------------------------------------------------------------------
+
+    def _before_optimizer(self, optimizer: Optimizer, *_: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if self.step < 0:  # a program that calls no module
+            self.step = 0
+            self._in_step = True
+            self._emit(None, "step_begins", 0)
+        if "optimizer" in self.topics:
+            self._emit("optimizer", "optimizer_begins", optimizer, self._named(optimizer))
+
+    def _after_optimizer(self, optimizer: Optimizer, *_: object) -> None:
+        if torch.compiler.is_compiling() or self.step < 0:
+            return
+        parameters = self._named(optimizer)
+        self._optimized.extend(parameters)
+        self._emit("optimizer", "optimizer_ends", optimizer, parameters)
+        self._stepped.update(id(each.parameter) for each in parameters)
+        if self._in_step and all(
+            parameter.grad is None or id(parameter) in self._stepped for parameter in self._parameters()
+        ):
+            self._finish_step()
+
+    def _finish_step(self) -> None:
+        self._in_step = False
+        self._optimized = []
+        self._emit(None, "step_ends", self.step)
+
+    def _parameters(self) -> Iterator[torch.Tensor]:
+        for model in self._models.values():
+            if (root := model.root()) is not None:
+                yield from root.parameters()
+
+    def _named(self, optimizer: Optimizer) -> list[NamedParameter]:
+        names = {id(parameter): name for name, parameter in self.named_parameters()}
+        found: list[NamedParameter] = []
+        groups: Iterable[dict[str, Any]] = optimizer.param_groups
+        for at, group in enumerate(groups):
+            for index, parameter in enumerate(group["params"]):
+                name = names.get(id(parameter))
+                found.append(
+                    NamedParameter(name or f"optimizer.{at}.{index}", parameter, group, in_model=name is not None)
+                )
+        return found
+
+    def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """Return all parameters of the observed models by name. With FSDP, they are the sharded ones."""
+        return [each for root, prefix in self.models() for each in named_parameters(root, prefix)]
+
+    def models(self) -> list[tuple[nn.Module, str]]:
+        """Return the observed models, each with the prefix of its names, in the order of their first calls."""
+        found = ((model.root(), model.prefix) for model in self._models.values())
+        return [(root, prefix) for root, prefix in found if root is not None]
+
+    # -- models ----------------------------------------------------------------------------------
+
+    def _model_of(self, module: nn.Module, frame: FrameType) -> _Model:
+        """Return the model in which a module that is called by itself is named."""
+        known = self._models.get(id(module)) or self._models_of(module)
+        if known is not None and known.root() is not None:
+            return known
+        variable, container = _container(module, frame)
+        stage = _stage(frame)
+        with self._lock:
+            taken = {model.prefix for model in self._models.values() if model.root() is not None}
+            trains = any(True for _ in container.parameters())
+            if trains and ("" not in taken or stage is not None):
+                prefix = ""
+            else:
+                prefix = variable or type(container).__name__
+                count = itertools.count(2)
+                base = prefix
+                while prefix in taken:
+                    prefix = f"{base}#{next(count)}"
+            model = self._add_model(container, prefix)
+        if stage is not None:
+            model.first, model.last = stage
+        return model
+
+    def _add_model(self, root: nn.Module, prefix: str) -> _Model:
+        known = self._models.get(id(root))
+        if known is not None and known.root() is root:
+            return known
+        model = _Model(weakref.ref(root), prefix)
+        model.rename(-2)
+        self._models[id(root)] = model
+        return model
+
+    # -- collectives -----------------------------------------------------------------------------
+
+    def _collective(self, event: Collective) -> None:
+        self._emit("collectives", "collective", event)
+
+
+_observer = Observer()
+
+
+def observer() -> Observer:
+    """Return the observer of this process."""
+    return _observer
+
+
+def named_modules(root: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield each module once with its qualified name, without the prefixes of wrappers.
+
+    A wrapper has the name of the module that it wraps.
+    """
+    seen: set[int] = set()
+
+    def walk(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        yield name, module
+        wraps = _is_wrapper(module)
+        for key, child in module._modules.items():
+            if child is not None:
+                hidden = wraps and key in (*_WRAPPED, "module")
+                yield from walk(child, name if hidden else f"{name}.{key}".lstrip("."))
+
+    return walk(root, prefix)
+
+
+def named_parameters(root: nn.Module, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each parameter once with its qualified name, without the prefixes of wrappers."""
+    seen: set[int] = set()
+    for name, module in named_modules(root, prefix):
+        for key, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield f"{name}.{key}".lstrip("."), parameter
+
+
+def _is_wrapper(module: nn.Module) -> bool:
+    children = module._modules
+    if "module" in children and type(module).__name__ in _WRAPPERS:
+        return True
+    return any(key in children for key in _WRAPPED)
+
+
+def _container(module: nn.Module, frame: FrameType) -> tuple[str, nn.Module]:
+    """Find the largest module that contains one, in the variables of user code; with the variable's name.
+
+    A program that calls the parts of a model itself still gets the names of the whole model.
+    """
+    best, name, size = module, "", len(list(module.modules()))
+    at: FrameType | None = user_frame(frame)
+    while at is not None:
+        for key, value in list(at.f_locals.items()):
+            for part, candidate in _module_values(key, value):
+                if candidate is best and not name and candidate is module:
+                    name = part
+                if candidate is best or candidate is module:
+                    continue
+                inside = list(candidate.modules())
+                if len(inside) > size and any(each is module for each in inside):
+                    best, name, size = candidate, part, len(inside)
+        at = user_frame(at.f_back)
+    return name, best
+
+
+def _module_values(name: str, value: object) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the module in a variable, and those in the attributes of an object of user code such as a trainer."""
+    if isinstance(value, nn.Module):
+        yield name, value
+    elif name == "self":
+        for key, inner in list(getattr(value, "__dict__", {}).items()):
+            if isinstance(inner, nn.Module):
+                yield key, inner
+
+
+def _stage(frame: FrameType | None) -> tuple[bool, bool] | None:
+    """Return whether the pipeline stage that calls a module is the first and the last; None outside a pipeline."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == _STAGES:
+            stage: Any = frame.f_locals.get("self")
+            if hasattr(stage, "is_first") and hasattr(stage, "is_last"):
+                return bool(stage.is_first), bool(stage.is_last)
+        frame = frame.f_back
+    return None
+
+
+def _line(frame: FrameType | None) -> str:
+    found = user_frame(frame)
+    return "" if found is None else f"{shown_file(found.f_code.co_filename)}:{found.f_lineno}"
+
+
+def _tensors(value: Any, label: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors in tuples, lists, dictionaries and data classes, each with its path."""
+    if isinstance(value, torch.Tensor):
+        yield label, value
+        return
+    if isinstance(value, Mapping):
+        items: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, tuple | list):
+        items = enumerate(value)
+    elif hasattr(value, "__dataclass_fields__"):
+        items = vars(value).items() if hasattr(value, "__dict__") else ()
+    else:
+        return
+    for key, inner in items:
+        yield from _tensors(inner, f"{label}.{key}".lstrip("."))
