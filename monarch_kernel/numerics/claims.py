@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 #: How long rank 0 waits for the claims of other ranks (seconds).
@@ -24,8 +24,12 @@ DEADLINE = 30.0
 #: `Claim.given` of a parameter all of whose elements were equal before the step, as zeros and ones are at the start.
 CONSTANT = "constant"
 
+_LAST_WORDS = 2.0  # seconds that rank 0 waits for what others saw before the end
 _SLICE = 0.5  # seconds that a wait blocks at most, so that an end is noticed
 _PREFIX = "monarch_kernel/rules"
+
+
+Relation = Literal["replicas", "data", "model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +60,6 @@ class BrokenRule:
         what = "broken" if self.sure else "possibly broken"
         return f"Rule {self.rule} {what} at step {self.step}, {ranks}{at}: {self.message}"
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> BrokenRule:
-        """Read what `dataclasses.asdict` returned."""
-        return cls(**{**data, "ranks": tuple(data["ranks"]), "names": tuple(data["names"])})
-
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -70,8 +69,11 @@ class Claim:
         rule: the rule that claims it.
         name: of the parameter, buffer, module or input.
         value: the value, usually a hash.
-        kind: "equal" or "different": what values of two ranks must be.
-        ranks: the ranks among which it holds; None if they are not known, for parameters (see `Judge`).
+        kind: "equal" or "different": what values of two ranks must be. "gradient" claims nothing: the value is a hash
+            of a parameter's final gradient, from which `Judge` learns which ranks train alike.
+        ranks: the ranks among which it holds, or how they relate, if the rank does not know which they are:
+            "replicas" hold the same parameter, "data" train the same model on different batches, "model" hold parts of
+            one model.
         given: ranks are compared only if this is equal ("equal") or differs ("different"); "" compares all.
         what: the noun of the value in a message, such as "values" or "dropout masks".
         why: why it must hold, such as "DistributedDataParallel replicates it".
@@ -79,13 +81,14 @@ class Claim:
         before: the value before the step, of a parameter that the step trained; otherwise "".
         sure: whether it certainly must hold.
         twice: whether it counts only if two checks in succession break it.
+        family: the class of the parameter's module, if modules of this class are alike in what they share.
     """
 
     rule: str
     name: str
     value: str
-    kind: Literal["equal", "different"] = "equal"
-    ranks: tuple[int, ...] | None = None
+    kind: Literal["equal", "different", "gradient"] = "equal"
+    ranks: tuple[int, ...] | Relation = "replicas"
     given: str = ""
     what: str = "values"
     why: str = ""
@@ -93,6 +96,7 @@ class Claim:
     before: str = ""
     sure: bool = True
     twice: bool = False
+    family: str = ""
 
 
 @dataclass(slots=True)
@@ -107,16 +111,21 @@ class _Breach:
 class Judge:
     """Compares the claims of all ranks, step after step. Pure: no clock, no store.
 
-    Parameters whose replicas are not known (`ranks` is None) are replicas as soon as ranks had equal values, trained
-    them, and had equal values again. Until then, equal values before the first step that part in it are reported as
-    possibly broken, because layers of the same seed start equal, too.
+    Which ranks hold the same parameter, where they do not know it, is learned from what they do. Final gradients are
+    equal on ranks that reduce them, or that compute the same. If that holds for all parameters, these ranks train the
+    same model on different batches; if for some, they hold parts of one model. Ranks whose values were equal, trained
+    and equal again are replicas, too. What was equal before the first step alone, and differs after it, is reported as
+    possibly broken, because layers of the same seed start equal as well.
     """
 
     def __init__(self) -> None:
-        self._equal: dict[tuple[str, str], dict[int, str]] = {}  # (rule, name) -> values after the previous step
-        self._replicas: dict[tuple[str, str], set[frozenset[int]]] = {}
+        self._values: dict[tuple[str, str], dict[int, str]] = {}  # (rule, name) -> values after the previous step
+        self._replicas: dict[tuple[str, str], set[frozenset[int]]] = {}  # whose values stayed equal
+        self._reduced: dict[str, frozenset[int]] = {}  # by name: the ranks that had equal final gradients
+        self._related: dict[int, tuple[Relation, frozenset[int]]] = {}  # by rank
         self._reported: set[tuple[str, str, str]] = set()
         self._once: set[tuple[str, str]] = set()  # broken claims that count from the second time on
+        self._families: dict[str, list[frozenset[int]]] = {}  # by class of a module: the groups of `_reduced`
         self._first = True
 
     def judge(self, step: int, claims: dict[int, Sequence[Claim]]) -> list[BrokenRule]:
@@ -126,13 +135,17 @@ class Judge:
             step: its index.
             claims: the claims of the ranks that have reported it.
         """
-        named: dict[tuple[str, str, str], dict[int, Claim]] = {}
+        named: dict[tuple[str, str, str, bool], dict[int, Claim]] = {}
         for rank, each in claims.items():
             for claim in each:
-                named.setdefault((claim.rule, claim.name, claim.kind), {})[rank] = claim
+                conditional = claim.kind == "different" and bool(claim.given)
+                named.setdefault((claim.rule, claim.name, claim.kind, conditional), {})[rank] = claim
+        self._relate({name: of for (_, name, kind, _), of in named.items() if kind == "gradient"})
         broken: dict[tuple[Any, ...], _Breach] = {}
         once: set[tuple[str, str]] = set()
-        for (rule, name, kind), of in named.items():
+        for (rule, name, kind, _), of in named.items():
+            if kind == "gradient":
+                continue
             key = (rule, name)
             for odd, claim in self._differing(key, of) if kind == "equal" else self._repeated(of):
                 if claim.twice and key not in self._once:
@@ -147,14 +160,51 @@ class Judge:
         self._first = False
         return [self._verdict(step, breach, claims) for breach in broken.values()]
 
+    def _relate(self, gradients: dict[str, dict[int, Claim]]) -> None:
+        """Learn from final gradients which ranks train alike."""
+        over: dict[int, set[frozenset[int]]] = {}
+        for name, of in gradients.items():
+            alike = _alike({rank: claim.value for rank, claim in of.items()})
+            if len(alike) == 1:
+                self._reduced.setdefault(name, alike[0])
+            for rank in of:
+                over.setdefault(rank, set()).add(next((each for each in alike if rank in each), frozenset()))
+        for rank, groups in over.items():
+            shared = groups - {frozenset[int]()}
+            if len(shared) == 1 and rank not in self._related:
+                self._related[rank] = ("data" if len(groups) == 1 else "model", next(iter(shared)))
+        self._families = {}
+        for name, group in self._reduced.items():
+            for claim in gradients.get(name, {}).values():
+                self._families.setdefault(claim.family, []).append(group)
+                break
+
+    def _ranks_of(self, rank: int, claim: Claim) -> tuple[tuple[int, ...], str, bool] | None:
+        """Return the ranks among which a claim of a rank holds, why, and whether that is sure; None if unknown."""
+        if not isinstance(claim.ranks, str):
+            return claim.ranks, claim.why, claim.sure
+        if claim.ranks != "replicas":
+            relation, group = self._related.get(rank, ("", frozenset[int]()))
+            return (tuple(sorted(group)), claim.why, claim.sure) if relation == claim.ranks else None
+        group = self._reduced.get(claim.name)
+        if group is not None and rank in group:
+            return tuple(sorted(group)), "their gradients are equal, as if reduced over these ranks", claim.sure
+        kin = self._families.get(claim.family, []) if claim.family else []
+        if len(kin) > 1 and len(set(kin)) == 1 and rank in kin[0]:
+            why = f"the gradients of {len(kin)} other parameters of {claim.family} modules are reduced over these ranks"
+            return tuple(sorted(kin[0])), why, False
+        return None
+
     def _differing(self, key: tuple[str, str], of: dict[int, Claim]) -> Iterable[tuple[tuple[int, ...], Claim]]:
         groups: dict[tuple[tuple[int, ...], str], dict[int, Claim]] = {}
         unknown: dict[int, Claim] = {}
         for rank, claim in of.items():
-            if claim.ranks is None:
+            resolved = self._ranks_of(rank, claim)
+            if resolved is not None:
+                ranks, why, sure = resolved
+                groups.setdefault((ranks, claim.given), {})[rank] = replace(claim, ranks=ranks, why=why, sure=sure)
+            elif claim.ranks == "replicas":
                 unknown[rank] = claim
-            else:
-                groups.setdefault((claim.ranks, claim.given), {})[rank] = claim
         for (ranks, _), found in groups.items():
             inside = {rank: claim for rank, claim in found.items() if rank in ranks}
             if len({claim.value for claim in inside.values()}) > 1:
@@ -165,15 +215,15 @@ class Judge:
 
     def _learned(self, key: tuple[str, str], of: dict[int, Claim]) -> Iterable[tuple[tuple[int, ...], Claim]]:
         values = {rank: claim.value for rank, claim in of.items()}
-        previous, known = self._equal.get(key, {}), self._replicas.setdefault(key, set())
-        self._equal[key] = values
+        previous, known = self._values.get(key, {}), self._replicas.setdefault(key, set())
+        self._values[key] = values
         for ranks in list(known):
             inside = {rank: values[rank] for rank in ranks if rank in values}
             if len(set(inside.values())) > 1:
                 known.discard(ranks)
                 odd = _odd(inside)
                 why = "it was equal on these ranks at earlier steps, while it was trained"
-                yield odd, _because(of[odd[0]], why, sure=True)
+                yield odd, replace(of[odd[0]], ranks=tuple(sorted(ranks)), why=why)
                 return
         for ranks in _alike(values):
             earlier = {previous.get(rank) for rank in ranks}
@@ -194,7 +244,7 @@ class Judge:
                         "not reduced, or it is sharded and its parts started from equal random numbers; "
                         "placements={...} tells which"
                     )
-                    yield odd, _because(of[odd[0]], why, sure=False)
+                    yield odd, replace(of[odd[0]], ranks=tuple(sorted(ranks)), why=why, sure=False)
                     return
 
     def _repeated(self, of: dict[int, Claim]) -> Iterable[tuple[tuple[int, ...], Claim]]:
@@ -202,32 +252,26 @@ class Judge:
         for rank, claim in sorted(of.items()):
             seen.setdefault(claim.value, []).append(rank)
         for ranks in seen.values():
-            first = of[ranks[0]]
-            found = [
-                rank
-                for rank in ranks
-                if rank in (first.ranks or ())
-                and (not first.given or rank == ranks[0] or of[rank].given != first.given)
-            ]
-            if len(found) > 1:
-                yield tuple(found), first
-                return
+            for first in ranks:
+                resolved, given = self._ranks_of(first, of[first]), of[first].given
+                among = () if resolved is None else resolved[0]
+                same = {rank for rank in ranks if rank in among and (not given or of[rank].given != given)}
+                if same - {first}:
+                    yield tuple(sorted({first, *same})), of[first]
+                    return
 
     def _verdict(self, step: int, breach: _Breach, claims: dict[int, Sequence[Claim]]) -> BrokenRule:
         claim, names = breach.claim, breach.names
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         if claim.kind == "equal":
-            others = [rank for rank in (claim.ranks or sorted(claims)) if rank not in breach.ranks and rank in claims]
+            among = sorted(claims) if isinstance(claim.ranks, str) else claim.ranks
+            others = [rank for rank in among if rank not in breach.ranks and rank in claims]
             rest = f"rank{'s' * (len(others) != 1)} {', '.join(map(str, others))}"
             text = f"{claim.what} of {shown} differ from those of {rest}"
         else:
             text = f"{claim.what} of {shown} are equal on these ranks" if shown else f"{claim.what} are equal"
         why = f"; {claim.why}" if claim.why else ""
         return BrokenRule(claim.rule, step, breach.ranks, tuple(names), f"{text}{why}", claim.line, claim.sure)
-
-
-def _because(claim: Claim, why: str, sure: bool) -> Claim:
-    return Claim(claim.rule, claim.name, claim.value, claim.kind, what=claim.what, why=why, line=claim.line, sure=sure)
 
 
 def _alike(values: dict[int, str]) -> list[frozenset[int]]:
@@ -248,7 +292,7 @@ def _odd(values: dict[int, str]) -> tuple[int, ...]:
 
 
 class Exchange:
-    """Sends this rank's claims to rank 0, which judges them and returns the verdicts.
+    """Sends this rank's claims, and the broken rules that it sees by itself, to rank 0, which reports verdicts once.
 
     Args:
         store: a store of the job, over a connection of its own; None for a process alone.
@@ -270,10 +314,12 @@ class Exchange:
         self._store, self._rank, self._size, self._deadline = store, rank, size, deadline
         self._prefix = f"{_PREFIX}/{session}"
         self._report = report
-        self._queue: queue.Queue[tuple[str, int, list[Claim]] | None] = queue.Queue()
+        self._queue: queue.Queue[tuple[str, int, _Message] | None] = queue.Queue()
         self._judge = Judge()
+        self._own: list[BrokenRule] = []  # seen by this rank, and not sent yet
         self._silent: set[int] = set()
         self._written: list[str] = []
+        self._reported: set[tuple[str, tuple[str, ...], str]] = set()
         self._over = threading.Event()
         self.missing: list[str] = []
         """What was not compared, and why."""
@@ -284,54 +330,70 @@ class Exchange:
             self._thread = threading.Thread(target=self._run, name="monarch_kernel rules", daemon=True)
             self._thread.start()
 
-    def send(self, key: str, step: int, claims: list[Claim]) -> None:
-        """Hand over this rank's claims about a step; returns at once.
+    @property
+    def reaches_others(self) -> bool:
+        """Whether there are other ranks to exchange claims with."""
+        return self._store is not None
+
+    def keep(self, broken: Sequence[BrokenRule]) -> None:
+        """Keep broken rules that this rank sees by itself for the next `send`."""
+        self._own += broken
+
+    def send(self, key: str, step: int, claims: Sequence[Claim]) -> None:
+        """Hand over this rank's claims about a step, and what it kept; returns at once.
 
         Args:
             key: names the step; the same on all ranks.
             step: the index of the step, for messages.
             claims: of this rank.
         """
+        message = _Message(list(claims), self._own)
+        self._own = []
         if self._thread is None:
-            for broken in self._judge.judge(step, {self._rank: claims}):
-                self._report(broken)
+            self._conclude([*_merged({self._rank: message}), *self._judge.judge(step, {self._rank: claims})])
             self.compared += 1
             return
-        self._queue.put((key, step, claims))
+        self._queue.put((key, step, message))
 
     def verdicts(self, key: str, seconds: float) -> list[BrokenRule] | None:
         """Wait for the verdicts on a step; None if they have not come in time."""
         if self._thread is None:
             return []
-        name = f"{self._prefix}/{key}/verdicts"
-        return None if (data := self._read(name, seconds)) is None else [BrokenRule.from_dict(each) for each in data]
+        data = self._read(f"{self._prefix}/{key}/verdicts", seconds)
+        return None if data is None else [_broken(each) for each in data]
 
     def end(self, seconds: float = 5.0) -> None:
         """End it, after what was sent is judged or the time is over."""
-        if self._thread is None or self._over.is_set():
+        if self._over.is_set():
             return
-        self._queue.put(None)
-        self._thread.join(seconds)
+        if self._thread is None:
+            self._conclude(_merged({self._rank: _Message([], self._own)}))
+        else:
+            self._queue.put(("end", -1, _Message([], self._own)))
+            self._queue.put(None)
+            self._thread.join(seconds)
+        self._own = []
         self._over.set()
-        self._thread.join(2 * _SLICE)
+        if self._thread is not None:
+            self._thread.join(2 * _SLICE)
 
     def _run(self) -> None:
         while not self._over.is_set() and (taken := self._queue.get()) is not None:
-            key, step, claims = taken
+            key, step, message = taken
             try:
                 if self._rank == 0:
-                    self._decide(key, step, claims)
+                    self._decide(key, step, message)
                 else:
-                    data = json.dumps([asdict(claim) for claim in claims])
-                    self._store.set(f"{self._prefix}/{key}/{self._rank}", data)
+                    self._store.set(f"{self._prefix}/{key}/{self._rank}", json.dumps(asdict(message)))
             except Exception as error:  # the job's store is gone, or the job ends
-                self.missing.append(f"step {step}: {type(error).__name__}: {error}")
+                if step >= 0:
+                    self.missing.append(f"step {step}: {type(error).__name__}: {error}")
                 self._over.set()
 
-    def _decide(self, key: str, step: int, claims: list[Claim]) -> None:
+    def _decide(self, key: str, step: int, message: _Message) -> None:
         """Judge the claims of all ranks; those that have not come before the deadline are left out."""
-        until = time.monotonic() + self._deadline
-        reported: dict[int, Sequence[Claim]] = {0: claims}
+        until = time.monotonic() + (self._deadline if step >= 0 else min(self._deadline, _LAST_WORDS))
+        messages = {0: message}
         missing: list[int] = []
         for rank in range(1, self._size):
             # A rank that was silent before gets no more time: one dead rank must not delay the verdicts of the others.
@@ -340,21 +402,32 @@ class Exchange:
             if data is None:
                 missing.append(rank)
                 continue
-            reported[rank] = [_claim(each) for each in data]
+            messages[rank] = _Message([_claim(each) for each in data["claims"]], [_broken(x) for x in data["broken"]])
             self._store.delete_key(f"{self._prefix}/{key}/{rank}")
+        if step < 0:
+            self._conclude(_merged(messages))
+            return
         self._silent = set(missing)
         if missing:
             ranks = f"rank{'s' * (len(missing) != 1)} {', '.join(map(str, missing))}"
             self.missing.append(f"step {step}: {ranks} did not report within {self._deadline:g} s")
-        verdicts = self._judge.judge(step, reported)
+        judged = self._judge.judge(step, {rank: each.claims for rank, each in messages.items()})
+        verdicts = [*_merged(messages), *judged]
         self.compared += not missing
         self._store.set(f"{self._prefix}/{key}/verdicts", json.dumps([asdict(each) for each in verdicts]))
         self._written.append(f"{self._prefix}/{key}/verdicts")
         for old in self._written[:-2]:  # all ranks have sent claims about a later step
             self._store.delete_key(old)
         del self._written[:-2]
+        self._conclude(verdicts)
+
+    def _conclude(self, verdicts: Sequence[BrokenRule]) -> None:
+        """Report what was not reported before."""
         for each in verdicts:
-            self._report(each)
+            known = (each.rule, each.names, "" if each.names else each.message)
+            if known not in self._reported:
+                self._reported.add(known)
+                self._report(each)
 
     def _read(self, name: str, seconds: float) -> Any:
         """Read a key; None if it does not come in time."""
@@ -372,6 +445,31 @@ class Exchange:
         return None
 
 
+@dataclass(slots=True)
+class _Message:
+    """What a rank sends about a step."""
+
+    claims: list[Claim]
+    broken: list[BrokenRule]
+
+
+def _merged(messages: dict[int, _Message]) -> list[BrokenRule]:
+    """Return broken rules that ranks have seen by themselves, once each, with all their ranks."""
+    found: dict[tuple[str, tuple[str, ...], str], BrokenRule] = {}
+    for message in messages.values():
+        for each in message.broken:
+            key = (each.rule, each.names, "" if each.names else each.message)
+            known = found.setdefault(key, each)
+            found[key] = replace(known, ranks=tuple(sorted({*known.ranks, *each.ranks})))
+    return list(found.values())
+
+
+def _broken(data: dict[str, Any]) -> BrokenRule:
+    fields = {**data, "ranks": tuple(data["ranks"]), "names": tuple(data["names"])}
+    return BrokenRule(**fields)
+
+
 def _claim(data: dict[str, Any]) -> Claim:
     ranks = data["ranks"]
-    return Claim(**{**data, "ranks": None if ranks is None else tuple(ranks)})
+    fields = {**data, "ranks": ranks if isinstance(ranks, str) else tuple(ranks)}
+    return Claim(**fields)

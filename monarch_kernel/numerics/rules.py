@@ -11,6 +11,7 @@ names, or from what it does: gradients that it reduces, and values that stay equ
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 import warnings
@@ -26,7 +27,7 @@ from torch.optim import Optimizer
 
 from monarch_kernel.debugger.source_locations import shown_file, user_frame
 from monarch_kernel.engines.join.collectives import issued
-from monarch_kernel.numerics.claims import CONSTANT, DEADLINE, BrokenRule, Claim, Exchange
+from monarch_kernel.numerics.claims import CONSTANT, DEADLINE, BrokenRule, Claim, Exchange, Relation
 from monarch_kernel.numerics.observer import (
     ModuleCall,
     ModuleGradient,
@@ -42,8 +43,9 @@ from monarch_kernel.numerics.summaries import Placements, Replicate, Shard, Spli
 
 # A gradient is outside its history if its norm exceeds the largest of at least so many checks by this factor.
 _HISTORY, _SPIKE = 10, 1000.0
-# An update is outside its history if it exceeds the largest of earlier ones, per unit of the learning rate, so often.
-_JUMP = 100.0
+# An update is outside its history if it exceeds the largest of earlier ones, per unit of the learning rate, by this
+# factor; and by that one, if something other than an optimizer has written to the weights since the last step.
+_JUMP, _JUMP_AFTER_WRITE = 100.0, 10.0
 # Elements of a parameter that are kept to measure its update.
 _SAMPLE = 1024
 # Inputs of fewer elements may be equal by chance; so may masks.
@@ -69,7 +71,9 @@ class CheckedParameter:
         before, after: hashes of its local part before and after the step.
         update: the root mean square of its change, measured on a sample of its elements.
         groups: the groups of ranks, with this one, that hold the same part of it, and why that is known. None if
-            nothing is known.
+            nothing is known; then rank 0 learns it from gradients and values (`claims.Judge`).
+        gradient: a hash of its final local gradient, where nothing is known.
+        family: the class of its module if that is a norm, or "".
         is_constant: whether all its elements were equal before the step.
         optimizer: the optimizer that has it.
     """
@@ -82,6 +86,8 @@ class CheckedParameter:
     after: str = ""
     update: float = 0.0
     groups: list[tuple[tuple[int, ...], str]] | None = None
+    gradient: str = ""
+    family: str = ""
     is_constant: bool = False
     optimizer: Optimizer | None = None
     _sample: torch.Tensor | None = None
@@ -137,12 +143,14 @@ class CheckedStep:
         rank, size: of this process in the job.
         line: the line of user code that called `optimizer.step()`.
         parameters: the parameters of all models, and of optimizers that hold others.
-        buffers: the buffers of all models by name, with the group of ranks that replicate each.
+        buffers: the buffers of all models by name, but for those that DistributedDataParallel broadcasts.
         inputs, masks: of the models and dropout modules.
         optimizers: those that stepped, with their parameters.
-        data_ranks: the ranks, with this one, that train the same model on different batches; empty if not known.
-        model_ranks: the ranks, with this one, that hold parts of one model; empty if not known.
+        data_ranks: the ranks, with this one, that train the same model on different batches, or "data" if rank 0 has
+            to learn which they are.
+        model_ranks: the ranks, with this one, that hold parts of one model, or "model" likewise.
         memory: memory in use in bytes, and its kind.
+        was_written: whether something other than an optimizer wrote to parameters since the last step.
         notes: belongs to the rule; what it stores here it finds again at its next check.
         next_step_too: set it to have the next step checked as well.
     """
@@ -152,17 +160,16 @@ class CheckedStep:
     size: int
     line: str = ""
     parameters: list[CheckedParameter] = field(default_factory=list[CheckedParameter])
-    buffers: list[tuple[str, torch.Tensor, tuple[int, ...]]] = field(
-        default_factory=list[tuple[str, torch.Tensor, tuple[int, ...]]]
-    )
+    buffers: list[tuple[str, torch.Tensor]] = field(default_factory=list[tuple[str, torch.Tensor]])
     inputs: list[CheckedInput] = field(default_factory=list[CheckedInput])
     masks: list[CheckedMask] = field(default_factory=list[CheckedMask])
     optimizers: list[tuple[Optimizer, list[NamedParameter]]] = field(
         default_factory=list[tuple[Optimizer, list[NamedParameter]]]
     )
-    data_ranks: tuple[int, ...] = ()
-    model_ranks: tuple[int, ...] = ()
+    data_ranks: tuple[int, ...] | Relation = "data"
+    model_ranks: tuple[int, ...] | Relation = "model"
     memory: tuple[int, str] = (0, "")
+    was_written: bool = False
     notes: dict[str, Any] = field(default_factory=dict[str, Any])
     next_step_too: bool = False
     _rule: str = ""
@@ -179,16 +186,18 @@ class CheckedStep:
         named = (names,) if isinstance(names, str) else tuple(names)
         return BrokenRule(self._rule, self.number, (self.rank,), named, message, line or self.line, sure)
 
-    def equal(self, name: str, value: object, ranks: Sequence[int] | None, **more: Any) -> Claim:
+    def equal(self, name: str, value: object, ranks: Sequence[int] | Relation, **more: Any) -> Claim:
         """Return the claim that a value is equal on all of these ranks; `Claim` describes further arguments."""
         return self._claim(name, value, "equal", ranks, more)
 
-    def different(self, name: str, value: object, ranks: Sequence[int], **more: Any) -> Claim:
+    def different(self, name: str, value: object, ranks: Sequence[int] | Relation, **more: Any) -> Claim:
         """Return the claim that no two of these ranks have this value; `Claim` describes further arguments."""
         return self._claim(name, value, "different", ranks, more)
 
-    def _claim(self, name: str, value: object, kind: Any, ranks: Sequence[int] | None, more: dict[str, Any]) -> Claim:
-        chosen = None if ranks is None else tuple(ranks)
+    def _claim(
+        self, name: str, value: object, kind: Any, ranks: Sequence[int] | Relation, more: dict[str, Any]
+    ) -> Claim:
+        chosen = ranks if isinstance(ranks, str) else tuple(ranks)
         return Claim(self._rule, name, str(value), kind, chosen, line=more.pop("line", self.line), **more)
 
 
@@ -227,9 +236,8 @@ def replicas(step: CheckedStep) -> Iterator[Finding]:
             continue
         if each.groups is None:
             trained = each.before if each.norm else ""
-            yield step.equal(
-                each.name, each.after, None, before=trained, given=CONSTANT if each.is_constant else "", what="values"
-            )
+            given = CONSTANT if each.is_constant else ""
+            yield step.equal(each.name, each.after, "replicas", before=trained, given=given, family=each.family)
             continue
         for ranks, why in each.groups:
             if len(ranks) > 1:
@@ -243,20 +251,26 @@ def updates(step: CheckedStep) -> Iterator[Finding]:
     yield from _without_optimizer(step)
     yield from _unmoved(step)
     history: dict[str, list[float]] = step.notes.setdefault("history", {})
+    factor = _JUMP_AFTER_WRITE if step.was_written else _JUMP
+    jumps: dict[str, float] = {}
     for each in step.parameters:
         if not each.update or not each.norm or not each.lr:
             continue
-        figures = [each.update / each.lr, each.norm]
-        largest = history.setdefault(each.name, [0.0, 0.0, 0])
-        if largest[2] >= 2 and figures[0] > _JUMP * largest[0] > 0 and figures[1] <= 10 * largest[1]:
-            yield step.broken(
-                each.name,
-                f"{each.name} moved {figures[0] / largest[0]:.3g} times as far as in any checked step before, while its "
-                "gradient and learning rate are as usual: the optimizer may hold stale copies of weights that were "
-                "loaded since",
-                sure=False,
-            )
-        history[each.name] = [max(largest[0], figures[0]), max(largest[1], figures[1]), largest[2] + 1]
+        distance, ratio = each.update / each.lr, each.update / each.lr / each.norm
+        farthest, largest, count = history.setdefault(each.name, [0.0, 0.0, 0])
+        if count >= 2 and distance > factor * farthest > 0 and ratio > factor * largest:
+            jumps[each.name] = distance / farthest
+        history[each.name] = [max(farthest, distance), max(largest, ratio), count + 1]
+    if jumps:
+        name = max(jumps, key=lambda name: jumps[name])
+        more = f" ({len(jumps) - 1} more moved too far, too)" if len(jumps) > 1 else ""
+        since = "after something else had written to the weights" if step.was_written else "in this step"
+        yield step.broken(
+            tuple(jumps),
+            f"{name} moved {jumps[name]:.3g} times as far as in any checked step before{more}, {since}, and not because "
+            "of its gradient or learning rate: the optimizer may hold stale copies of weights that were loaded since",
+            sure=False,
+        )
 
 
 def _updated_twice(step: CheckedStep) -> Iterator[Finding]:
@@ -269,7 +283,7 @@ def _updated_twice(step: CheckedStep) -> Iterator[Finding]:
             start = local.data_ptr()
             ranges.append((start, start + local.numel() * local.element_size(), _name_in_group(each)))
         ranges.sort()
-        for (_, end, first), (start, _, second) in zip(ranges, ranges[1:]):
+        for (_, end, first), (start, _, second) in itertools.pairwise(ranges):
             if start < end:
                 yield step.broken(
                     sorted({first, second}),
@@ -348,7 +362,7 @@ def data(step: CheckedStep) -> Iterator[Finding]:
     counts: dict[str, int] = {}
     for each in step.inputs:
         at = counts[each.name] = counts.get(each.name, -1) + 1
-        if each.digest and len(ranks) > 1:
+        if each.digest:
             name = f"{each.name or 'the model'} (micro-batch {at})" if at else each.name or "the model"
             yield step.different(name, each.digest, ranks, what="inputs", line=each.line, twice=True)
     for name in counts:
@@ -387,16 +401,12 @@ def random(step: CheckedStep) -> Iterator[Finding]:
     """Dropout draws different masks for different activations, and equal ones for replicated activations."""
     for each in step.masks:
         more: dict[str, Any] = {"line": each.line, "what": "dropout masks"}
-        if len(step.data_ranks) > 1:
-            yield step.different(
-                each.name, each.digest, step.data_ranks, why="these ranks train on different batches", **more
-            )
-        elif len(step.model_ranks) > 1:
-            ranks = step.model_ranks
-            why = "the activations differ on these ranks, which therefore need masks of their own"
-            yield step.different(each.name, each.digest, ranks, given=each.inputs, why=why, **more)
-            why = "the activations are equal on these ranks, which therefore need equal masks"
-            yield step.equal(each.name, each.digest, ranks, given=each.inputs, why=why, **more)
+        why = "these ranks train on different batches"
+        yield step.different(each.name, each.digest, step.data_ranks, why=why, **more)
+        why = "the activations differ on these ranks, which therefore need masks of their own"
+        yield step.different(each.name, each.digest, step.model_ranks, given=each.inputs, why=why, **more)
+        why = "the activations are equal on these ranks, which therefore need equal masks"
+        yield step.equal(each.name, each.digest, step.model_ranks, given=each.inputs, why=why, **more)
 
 
 @rule
@@ -405,9 +415,8 @@ def grads(step: CheckedStep) -> Iterator[Finding]:
     history: dict[str, list[float]] = step.notes.setdefault("history", {})
     bad: list[str] = []
     for each in step.parameters:
-        for ranks, _ in each.groups or ():
-            if len(ranks) > 1:
-                yield step.equal(each.name, "none" if each.norm is None else "one", ranks, what="gradients (present?)")
+        for ranks in _sharing(step, each):
+            yield step.equal(each.name, "none" if each.norm is None else "one", ranks, what="gradients (present?)")
         if each.norm is None or getattr(each.optimizer, "found_inf", None) is not None:  # a GradScaler skips the step
             continue
         if not math.isfinite(each.norm):
@@ -431,22 +440,23 @@ def grads(step: CheckedStep) -> Iterator[Finding]:
 def lr(step: CheckedStep) -> Iterator[Finding]:
     """Ranks that train the same parameter use the same learning rate."""
     for each in step.parameters:
-        if each.lr is None:
-            continue
-        known = [ranks for ranks, _ in each.groups or ()]
-        for ranks in known or ([step.data_ranks] if step.data_ranks else []):
-            if len(ranks) > 1:
+        if each.lr is not None:
+            for ranks in _sharing(step, each):
                 yield step.equal(each.name, f"{each.lr:.17g}", ranks, what="learning rates")
+
+
+def _sharing(step: CheckedStep, each: CheckedParameter) -> list[tuple[int, ...] | Relation]:
+    """Return the groups of ranks that train a parameter together."""
+    known = [ranks for ranks, _ in each.groups or () if len(ranks) > 1]
+    return [*known] or [step.data_ranks]
 
 
 @rule
 def buffers(step: CheckedStep) -> Iterator[Finding]:
     """Buffers that several ranks hold are equal on all of them."""
-    for name, buffer, ranks in step.buffers:
-        if len(ranks) > 1 and buffer.numel():
-            yield step.equal(
-                name, _digest(buffer), ranks, what="values", why="each rank updates its buffer, and nothing reduces it"
-            )
+    why = "each rank updates its buffer, and nothing reduces it"
+    for name, buffer in step.buffers:
+        yield step.equal(name, _digest(buffer), step.data_ranks, why=why)
 
 
 @rule
@@ -504,13 +514,12 @@ class RuleCheck(Subscriber):
         self._exchange: Exchange | None = None
         self._step: CheckedStep | None = None
         self._captured: dict[int, CheckedParameter] = {}  # by id of a parameter
-        self._reduced: dict[str, tuple[int, ...]] = {}  # by name: the ranks over which its gradient is reduced
-        self._sums: dict[int, tuple[int, ...]] = {}  # ranks that reduced a tensor in this step, by its address
-        self._stop_collectives: Callable[[], None] | None = None
-        self._learned = 0  # checked steps whose collectives were seen
+        self._replicas: _Replicas | None = None  # of this step
         self._backwards = False
         self._roots: set[str] = set()  # names of models
-        self._extra = False
+        self._extra = False  # whether the next step is checked, due or not
+        self._is_extra = False  # whether this step is checked by this rank alone
+        self._versions: dict[int, int] = {}  # by id of an optimizer: of its parameters after its step
         self._nested = 0
         self._issued: int | None = None
         self._local: list[BrokenRule] = []
@@ -528,7 +537,6 @@ class RuleCheck(Subscriber):
         self._has_ended = True
         if self._subscription is not None:
             self._subscription.end()
-        self._stop_learning()
         if self._exchange is not None:
             self._exchange.end()
 
@@ -539,7 +547,7 @@ class RuleCheck(Subscriber):
         found = f"{len(self.broken)} broken" if self.broken else "no rule broken"
         exchange = self._exchange
         across = ""
-        if exchange is None or exchange._store is None:
+        if exchange is None or not exchange.reaches_others:
             across = "; rules across ranks need a process group, which there is not"
         elif exchange.missing:
             across = f"; not compared: {exchange.missing[-1]}"
@@ -556,29 +564,27 @@ class RuleCheck(Subscriber):
         self._step = None
         self.wants = frozenset(("optimizer",))
         self._captured = {}
+        self._replicas = None
         self._nested = 0
-        if not self._is_due(step):
-            return
+        self._is_extra = self._extra
+        if self._extra or self._is_due(step):
+            self._open(step)
+        self._extra = False
+
+    def _open(self, step: int) -> None:
+        """Check this step."""
         import torch.distributed as dist
 
         has_group = dist.is_available() and dist.is_initialized()
         rank, size = (dist.get_rank(), dist.get_world_size()) if has_group else (0, 1)
         self._step = CheckedStep(step, rank, size)
-        if self._exchange is None or (has_group and self._exchange._store is None):
+        if self._exchange is None or (has_group and size > 1 and not self._exchange.reaches_others):
             self._connect(rank, size, has_group)
         if {"data", "random"} & set(self.names) or len(self.names) > len(_BUILT_IN):
             self.wants = frozenset(("optimizer", "modules"))
         self._backwards = False
-        if self._learned < 2 and size > 1 and self._stop_collectives is None:
-            from monarch_kernel.numerics.collectives import CollectivesError, observe
-
-            with suppress(CollectivesError):
-                self._stop_collectives = observe(None, self._collective, keep_inputs=False)
 
     def _is_due(self, step: int) -> bool:
-        if self._extra:
-            self._extra = False
-            return True
         number = step
         if self._late:
             # Ranks that join a running job count steps from different ones; the collectives that they issued agree.
@@ -628,12 +634,20 @@ class RuleCheck(Subscriber):
 
     def optimizer_begins(self, optimizer: Optimizer, parameters: Sequence[NamedParameter]) -> None:
         self._nested += 1
+        versions = _versions(parameters)
+        was_written = self._versions.get(id(optimizer), versions) != versions
+        if was_written and self._step is None and self._nested == 1 and self._exchange is not None:
+            self._is_extra = True
+            self._open(observer().step)
         step = self._step
+        if step is not None:
+            step.was_written = step.was_written or was_written
         if step is None or self._nested > 1:  # an optimizer that calls another one
             if step is not None:
                 step.optimizers.append((optimizer, list(parameters)))
             return
         step.line = step.line or _user_line()
+        self._replicas = self._replicas or _Replicas(step, self._placements)
         step.optimizers.append((optimizer, list(parameters)))
         held = {id(each.parameter): each for each in parameters}
         todo: list[tuple[str, torch.Tensor]] = []
@@ -645,6 +659,8 @@ class RuleCheck(Subscriber):
     def _capture(
         self, named: list[tuple[str, torch.Tensor]], optimizer: Optimizer, held: dict[int, NamedParameter]
     ) -> None:
+        replicas = self._replicas
+        assert replicas is not None
         local = [local_of(parameter) for _, parameter in named]
         grads = [None if each.grad is None else local_of(each.grad) for _, each in named]
         norms = _norms([each for each in grads if each is not None])
@@ -661,10 +677,14 @@ class RuleCheck(Subscriber):
             holder = held.get(id(parameter))
             if holder is not None:
                 found.optimizer, found.lr = optimizer, float(holder.group.get("lr", 0.0))
+            replicas.describe(found)
+            if found.groups is None and grad is not None and norm:
+                found.gradient = _digest(grad)
             self._captured[id(parameter)] = found
 
     def optimizer_ends(self, optimizer: Optimizer, parameters: Sequence[NamedParameter]) -> None:
         self._nested = max(0, self._nested - 1)
+        self._versions[id(optimizer)] = _versions(parameters)
         if self._step is None or self._nested:
             return
         for each in parameters:
@@ -702,30 +722,29 @@ class RuleCheck(Subscriber):
             self._local += [each for each in findings if isinstance(each, BrokenRule)]
         self._extra = checked.next_step_too
         self.checked += 1
-        for each in self._local:
-            self._report(each)
+        for each in checked.parameters:
+            if each.gradient:
+                claims.append(Claim("", each.name, each.gradient, "gradient", family=each.family))
         self._send(checked, claims)
 
     def _send(self, step: CheckedStep, claims: list[Claim]) -> None:
         exchange = self._exchange
         assert exchange is not None
-        key = str(step.number if not self._late else issued())
-        exchange.send(key, step.number, claims)
+        exchange.keep(self._local)
+        found = list(self._local)
+        if not self._is_extra:
+            key = str(step.number if not self._late else issued())
+            exchange.send(key, step.number, claims)
+            if self.stop and step.size > 1 and not exchange.missing:
+                answer = exchange.verdicts(key, self._deadline)
+                if answer is None:
+                    exchange.missing.append(f"step {step.number}: no verdict within {self._deadline:g} s")
+                found = answer or found
         if not self.stop:
             return
-        found = list(self._local)
-        if step.size > 1 and not exchange.missing:
-            answer = exchange.verdicts(key, self._deadline)
-            if answer is None:
-                exchange.missing.append(f"step {step.number}: no verdict within {self._deadline:g} s")
-            found += answer or ()
         sure = [each for each in found if each.sure]
         if sure:
-            self._stop_at(sure)
-
-    def _stop_at(self, broken: list[BrokenRule]) -> None:
-        text = "\n".join(map(str, broken))
-        raise StopRun(text)
+            raise StopRun("\n".join(map(str, sure)))
 
     # -- facts --
 
@@ -734,72 +753,49 @@ class RuleCheck(Subscriber):
         if has_group and size > 1:
             from torch.distributed.distributed_c10d import _get_default_store
 
-            store = _get_default_store().clone()
+            default: Any = _get_default_store()
+            store = default.clone()
         self._exchange = Exchange(store, rank, size, self._session, self._report, self._deadline)
         self._placements = Placements(self._patterns, rank, size) if self._patterns else None
 
-    def _collective(self, event: Any) -> None:
-        if event.kind == "all_reduce" and event.op in ("sum", "avg"):
-            for each in event.inputs:
-                self._sums[each.data_ptr()] = event.group
-
-    def _stop_learning(self) -> None:
-        if self._stop_collectives is not None:
-            self._stop_collectives()
-            self._stop_collectives = None
-
     def _complete(self, step: CheckedStep) -> None:
         """Add what is known at the end of a step."""
-        if self._stop_collectives is not None:
-            for each in self._captured.values():
-                grad = each.parameter.grad
-                ranks = None if grad is None else self._sums.get(local_of(grad).data_ptr())
-                if ranks is not None and len(ranks) > 1:
-                    self._reduced[each.name] = tuple(sorted(ranks))
-            self._learned += 1
-            if self._learned >= 2:
-                self._stop_learning()
-        self._sums = {}
         step.parameters = list(self._captured.values())
         self._captured = {}
         for each in step.parameters:
             each.after = _digest(local_of(each.parameter))
-        _Replicas(step, self._placements, self._reduced).fill()
         step.memory = _memory()
 
 
 class _Replicas:
-    """Finds which ranks hold the same parameters, and what they share."""
+    """Finds which ranks hold the same parameters, as far as wrappers and placements tell.
 
-    def __init__(self, step: CheckedStep, placements: Placements | None, reduced: dict[str, tuple[int, ...]]) -> None:
-        self._step, self._placements, self._reduced = step, placements, reduced
+    Args:
+        step: gets its buffers, and the ranks that share data or the model.
+        placements: those that the program names.
+    """
+
+    def __init__(self, step: CheckedStep, placements: Placements | None) -> None:
+        self._step, self._placements = step, placements
         self._world = tuple(range(step.size))
         self._wrapped: dict[int, tuple[int, ...]] = {}  # id of a parameter -> the ranks of its DDP
         self._owners: dict[str, str] = {}  # name of a parameter -> class of its module
-        self._sharded = False
         self._fsdp: tuple[int, ...] = ()
         self._ddp: tuple[int, ...] = ()
+        if step.size > 1:
+            self._scan()
+            self._add_buffers()
+            if self._fsdp or self._ddp:
+                step.data_ranks = tuple(sorted({*self._fsdp, *self._ddp}))
 
-    def fill(self) -> None:
-        """Set the groups of parameters and buffers, and the ranks of the step."""
-        step = self._step
-        if step.size < 2:
-            for each in step.parameters:
-                each.groups = []
+    def describe(self, each: CheckedParameter) -> None:
+        """Set a parameter's groups and family."""
+        if self._step.size < 2:
+            each.groups = []
             return
-        self._scan()
-        for each in step.parameters:
-            each.groups = self._groups(each)
-        self._relate_siblings()
-        trained = [each for each in step.parameters if each.norm is not None]
-        reduced = {self._reduced.get(each.name, ()) for each in trained}
-        if self._fsdp or self._ddp:
-            step.data_ranks = tuple(sorted({*self._fsdp, *self._ddp}))
-        elif len(reduced) == 1 and trained and (only := next(iter(reduced))):
-            step.data_ranks = only
-        elif self._sharded or (len(reduced) > 1 and any(reduced)):
-            step.model_ranks = max(reduced, key=len) or self._world
-        self._fill_buffers()
+        each.groups = self._groups(each)
+        owner = self._owners.get(each.name, "")
+        each.family = owner if "Norm" in owner else ""
 
     def _scan(self) -> None:
         from torch.nn.parallel import DistributedDataParallel
@@ -825,7 +821,8 @@ class _Replicas:
         if mesh is not None:
             known = True
             kinds: Any = each.parameter.placements  # pyright: ignore[reportAttributeAccessIssue]  # a DTensor
-            self._sharded = self._sharded or any(kind.is_shard() for kind in kinds)
+            if not self._fsdp and any(kind.is_shard() for kind in kinds):
+                self._step.model_ranks = tuple(sorted(mesh.mesh.flatten().tolist()))
             ranks = _same_part(mesh, kinds, self._step.rank)
             found.append((ranks, "its DTensor is replicated over them"))
         placed = self._placed(each)
@@ -835,9 +832,6 @@ class _Replicas:
         if (wrapped := self._wrapped.get(id(each.parameter))) is not None:
             known = True
             found.append((wrapped, "DistributedDataParallel replicates it"))
-        if not known and (reduced := self._reduced.get(each.name)) is not None:
-            known = True
-            found.append((reduced, "its gradient is reduced over them"))
         return found if known else None
 
     def _placed(self, each: CheckedParameter) -> tuple[int, ...] | None:
@@ -851,25 +845,13 @@ class _Replicas:
         if isinstance(split, Replicate):
             return self._world
         if isinstance(split, Shard):
-            self._sharded = True
+            self._step.model_ranks = self._world if split.ranks is None else split.ranks
             size = len(split.ranks) if split.ranks is not None else split.size or self._step.size
             if split.ranks is None:
                 return tuple(rank for rank in self._world if rank % size == self._step.rank % size)
         return (self._step.rank,)
 
-    def _relate_siblings(self) -> None:
-        """Norms of one class are alike: if the gradients of most are reduced over a group, so must be those of all."""
-        over: dict[str, list[tuple[int, ...]]] = {}
-        for name, ranks in self._reduced.items():
-            over.setdefault(self._owners.get(name, ""), []).append(ranks)
-        for each in self._step.parameters:
-            kind = self._owners.get(each.name, "")
-            groups = over.get(kind, [])
-            if each.groups is None and "Norm" in kind and len(groups) > 1 and len(set(groups)) == 1:
-                why = f"the gradients of {len(groups)} other parameters of {kind} modules are reduced over these ranks"
-                each.groups = [(groups[0], why)]
-
-    def _fill_buffers(self) -> None:
+    def _add_buffers(self) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
         step = self._step
@@ -884,7 +866,8 @@ class _Replicas:
                 for key, buffer in module._buffers.items():
                     if buffer is None or key in module._non_persistent_buffers_set or buffer.device.type == "meta":
                         continue
-                    step.buffers.append((f"{name}.{key}".lstrip("."), local_of(buffer), step.data_ranks))
+                    if buffer.numel():
+                        step.buffers.append((f"{name}.{key}".lstrip("."), local_of(buffer)))
 
 
 def _same_part(mesh: Any, placements: Sequence[Any], rank: int) -> tuple[int, ...]:
@@ -947,10 +930,16 @@ def _norms(tensors: list[torch.Tensor]) -> Iterator[float]:
     found = [0.0] * len(tensors)
     for indices in by_kind.values():
         dense = [tensors[at].to_dense() if tensors[at].is_sparse else tensors[at] for at in indices]
-        norms = torch.stack([each.float() for each in torch._foreach_norm(dense)]).tolist()
+        each_norm: Any = torch._foreach_norm(dense)  # pyright: ignore[reportPrivateImportUsage]
+        norms = torch.stack([each.float() for each in each_norm]).tolist()
         for at, norm in zip(indices, norms):
             found[at] = norm
     return iter(found)
+
+
+def _versions(parameters: Sequence[NamedParameter]) -> int:
+    """Return a number that changes when something writes to a parameter in place."""
+    return sum(each.parameter._version for each in parameters)
 
 
 def _memory() -> tuple[int, str]:

@@ -37,7 +37,7 @@ class ShardedSGD(Optimizer):
 
     def __init__(self, named: Iterable[tuple[str, torch.nn.Parameter]], bug: str) -> None:
         self.named, self.bug = list(named), bug
-        super().__init__(dict(self.named).values(), {"lr": RATE})
+        super().__init__({id(each): each for _, each in self.named}.values(), {"lr": RATE})
         self.masters = {id(each): shard(each.detach().float().flatten()) for _, each in self.named}
         parts = [(name, torch.nn.Parameter(self.masters[id(each)])) for name, each in self.named]
         self.inner = torch.optim.SGD(parts, lr=RATE)
@@ -58,19 +58,16 @@ class ShardedSGD(Optimizer):
                 dist.all_reduce(grad)
             grad /= size()
             part.grad = shard(grad if self.bug == "25" else grad + decay)
-        if self.bug == "26":
-            stale = {name: weight.clone() for name, weight in self.named if name.startswith("layers.1")}
+        stale = {name: self.masters[id(weight)].clone() for name, weight in self.named if name.startswith("layers.1")}
         self.inner.step()
         for name, weight in self.named:
-            part = self.masters[id(weight)]
+            part = stale[name] if self.bug == "26" and name in stale else self.masters[id(weight)]
             parts = [torch.empty_like(part) for _ in range(size())]
             if dist.is_initialized():
                 dist.all_gather(parts, part)
             else:
                 parts = [part]
             weight.copy_(torch.cat(parts).view_as(weight))
-            if self.bug == "26" and name in stale:
-                weight.copy_(stale[name])
 
 
 def build_model(bug: str = "") -> torch.nn.Module:
