@@ -14,7 +14,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -53,6 +53,12 @@ class BrokenRule:
     message: str
     line: str = ""
     sure: bool = True
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> BrokenRule:
+        """Read what `dataclasses.asdict` returned."""
+        fields: dict[str, Any] = {**data, "ranks": tuple(data["ranks"]), "names": tuple(data["names"])}
+        return cls(**fields)
 
     def __str__(self) -> str:
         ranks = f"rank{'s' * (len(self.ranks) != 1)} {', '.join(map(str, self.ranks))}"
@@ -360,7 +366,7 @@ class Exchange:
         if self._thread is None:
             return []
         data = self._read(f"{self._prefix}/{key}/verdicts", seconds)
-        return None if data is None else [_broken(each) for each in data]
+        return None if data is None else [BrokenRule.from_dict(each) for each in data]
 
     def end(self, seconds: float = 5.0) -> None:
         """End it, after what was sent is judged or the time is over."""
@@ -402,7 +408,9 @@ class Exchange:
             if data is None:
                 missing.append(rank)
                 continue
-            messages[rank] = _Message([_claim(each) for each in data["claims"]], [_broken(x) for x in data["broken"]])
+            messages[rank] = _Message(
+                [_claim(each) for each in data["claims"]], [BrokenRule.from_dict(broken) for broken in data["broken"]]
+            )
             self._store.delete_key(f"{self._prefix}/{key}/{rank}")
         if step < 0:
             self._conclude(_merged(messages))
@@ -464,12 +472,7 @@ def _merged(messages: dict[int, _Message]) -> list[BrokenRule]:
     return list(found.values())
 
 
-def _broken(data: dict[str, Any]) -> BrokenRule:
-    fields = {**data, "ranks": tuple(data["ranks"]), "names": tuple(data["names"])}
-    return BrokenRule(**fields)
-
-
 def _claim(data: dict[str, Any]) -> Claim:
     ranks = data["ranks"]
-    fields = {**data, "ranks": ranks if isinstance(ranks, str) else tuple(ranks)}
+    fields: dict[str, Any] = {**data, "ranks": ranks if isinstance(ranks, str) else tuple(ranks)}
     return Claim(**fields)

@@ -17,7 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -267,8 +267,9 @@ def updates(step: CheckedStep) -> Iterator[Finding]:
         since = "after something else had written to the weights" if step.was_written else "in this step"
         yield step.broken(
             tuple(jumps),
-            f"{name} moved {jumps[name]:.3g} times as far as in any checked step before{more}, {since}, and not because "
-            "of its gradient or learning rate: the optimizer may hold stale copies of weights that were loaded since",
+            f"{name} moved {jumps[name]:.3g} times as far as in any checked step before{more}, {since}, and not "
+            "because of its gradient or learning rate: the optimizer may hold stale copies of weights that were loaded "
+            "since",
             sure=False,
         )
 
@@ -498,6 +499,7 @@ class RuleCheck(Subscriber):
         session: str,
         deadline: float,
         late: bool,
+        in_debugger: bool,
         report: Callable[[BrokenRule], None] | None,
     ) -> None:
         self.names = tuple(names)
@@ -509,6 +511,7 @@ class RuleCheck(Subscriber):
         self._patterns = dict(placements or {})
         self._placements: Placements | None = None
         self._session, self._deadline, self._late = session, deadline, late
+        self._in_debugger = in_debugger
         self._report_to = report
         self._notes: dict[str, dict[str, Any]] = {name: {} for name in self.names}
         self._exchange: Exchange | None = None
@@ -521,7 +524,8 @@ class RuleCheck(Subscriber):
         self._is_extra = False  # whether this step is checked by this rank alone
         self._versions: dict[int, int] = {}  # by id of an optimizer: of its parameters after its step
         self._nested = 0
-        self._issued: int | None = None
+        self._issued: int | None = None  # collectives at the begin of the step before
+        self._stepped: int | None = None  # steps of the optimizer by its own count
         self._local: list[BrokenRule] = []
         self._subscription: Subscription | None = None
         self._has_ended = False
@@ -585,16 +589,28 @@ class RuleCheck(Subscriber):
         self._backwards = False
 
     def _is_due(self, step: int) -> bool:
-        number = step
-        if self._late:
-            # Ranks that join a running job count steps from different ones; the collectives that they issued agree.
-            now, before = issued(), self._issued
-            self._issued = now
-            if now is None or before is None:
-                return False
-            if now > before:
-                number = now // (now - before)
-        return number % self.every == 0
+        if not self._late:
+            return step % self.every == 0
+        now, before = issued(), self._issued
+        self._issued = now
+        if now is not None and before is not None and now > before:
+            return now // (now - before) % self.every == 0
+        if self._stepped is not None:
+            return (self._stepped + 1) % self.every == 0
+        return step % self.every == 0
+
+    def _key(self, step: CheckedStep) -> str | None:
+        """Return a name of the step that is the same on all ranks; None if there is none.
+
+        Ranks that begin in a running job count steps from different ones. The collectives that the default group has
+        issued agree, if the program uses it in every step, and so do the counts of Adam and its kin.
+        """
+        if not self._late:
+            return str(step.number)
+        now = issued()
+        if now is not None and self._issued is not None and now > self._issued:
+            return f"collective {now}"
+        return None if self._stepped is None else f"update {self._stepped}"
 
     def forward(self, event: ModuleCall) -> None:
         step = self._step
@@ -685,6 +701,8 @@ class RuleCheck(Subscriber):
     def optimizer_ends(self, optimizer: Optimizer, parameters: Sequence[NamedParameter]) -> None:
         self._nested = max(0, self._nested - 1)
         self._versions[id(optimizer)] = _versions(parameters)
+        if self._late and not self._nested:
+            self._stepped = _count_of(optimizer)
         if self._step is None or self._nested:
             return
         for each in parameters:
@@ -695,8 +713,6 @@ class RuleCheck(Subscriber):
 
     def step_ends(self, step: int) -> None:
         checked, self._step = self._step, None
-        if self._late and self._issued is None:
-            self._issued = issued()
         if checked is None or self._has_ended:
             return
         if not checked.optimizers:
@@ -732,8 +748,12 @@ class RuleCheck(Subscriber):
         assert exchange is not None
         exchange.keep(self._local)
         found = list(self._local)
-        if not self._is_extra:
-            key = str(step.number if not self._late else issued())
+        key = None if self._is_extra else self._key(step)
+        if key is None and not self._is_extra and step.size > 1:
+            exchange.missing.append(
+                f"step {step.number}: nothing tells which steps of the ranks are the same; use rules() in the program"
+            )
+        if key is not None:
             exchange.send(key, step.number, claims)
             if self.stop and step.size > 1 and not exchange.missing:
                 answer = exchange.verdicts(key, self._deadline)
@@ -744,7 +764,7 @@ class RuleCheck(Subscriber):
             return
         sure = [each for each in found if each.sure]
         if sure:
-            raise StopRun("\n".join(map(str, sure)))
+            _stop("\n".join(map(str, sure)), self._in_debugger)
 
     # -- facts --
 
@@ -937,6 +957,26 @@ def _norms(tensors: list[torch.Tensor]) -> Iterator[float]:
     return iter(found)
 
 
+def _count_of(optimizer: Optimizer) -> int | None:
+    """Return how many steps an optimizer counts; None if it does not."""
+    for state in optimizer.state.values():
+        count = state.get("step") if isinstance(state, dict) else None
+        return None if count is None else int(count)
+    return None
+
+
+def _stop(text: str, in_debugger: bool) -> None:
+    """Stop the program: in the debugger of this rank, or by an exception where there is none."""
+    frame = user_frame(sys._getframe())
+    if in_debugger and frame is not None:
+        from monarch_kernel.debugger.rank.rank_debugger import stop_here
+
+        with suppress(RuntimeError):
+            stop_here(frame, text)
+            return
+    raise StopRun(text)
+
+
 def _versions(parameters: Sequence[NamedParameter]) -> int:
     """Return a number that changes when something writes to a parameter in place."""
     return sum(each.parameter._version for each in parameters)
@@ -972,6 +1012,7 @@ def check_rules(
     session: str = "",
     deadline: float = DEADLINE,
     late: bool = False,
+    in_debugger: bool = False,
     report: Callable[[BrokenRule], None] | None = None,
 ) -> RuleCheck:
     """Check rules on every rank from the next step on, until `RuleCheck.end`; `rules` is the same as a context.
@@ -985,7 +1026,9 @@ def check_rules(
         session: the same on all ranks, and new each time; by default, calls are counted.
         deadline: how long to wait for claims of other ranks (seconds).
         late: whether ranks may begin at different steps of a running job.
-        report: called with each broken rule; by default, it is a warning.
+        in_debugger: whether `stop` stops in the debugger, if this is a rank of a mesh or of a joined job, instead of
+            raising `StopRun`.
+        report: called with each broken rule, on rank 0 for all ranks; by default, it is printed to standard error.
 
     Raises:
         ValueError: there is no such rule, or `every` is not positive.
@@ -1006,7 +1049,8 @@ def check_rules(
         session=session or f"call {_sessions}",
         deadline=deadline,
         late=late,
-        report=_warn if report is None else report,
+        in_debugger=in_debugger,
+        report=_print if report is None else report,
     )
     check.begin(model)
     return check
@@ -1022,5 +1066,35 @@ def rules(names: Sequence[str] | str | None = None, **options: Any) -> Generator
         check.end()
 
 
-def _warn(broken: BrokenRule) -> None:
+def _print(broken: BrokenRule) -> None:
     print(broken, file=sys.stderr, flush=True)
+
+
+# -- for a controller, which calls these in ranks -----------------------------------------------------------
+
+_check: RuleCheck | None = None
+
+
+def begin_here(names: list[str] | None, session: str, options: dict[str, Any]) -> list[str]:
+    """Begin to check rules in this process, for a controller; an earlier check of one ends. Returns their names."""
+    global _check
+    end_here()
+    _check = check_rules(names, session=session, late=True, in_debugger=True, **options)
+    return list(_check.names)
+
+
+def report_here() -> dict[str, Any]:
+    """Return what the check of a controller has found so far, as plain data."""
+    if _check is None:
+        return {"summary": "", "checked": 0, "broken": []}
+    return {"summary": _check.summary, "checked": _check.checked, "broken": [asdict(each) for each in _check.broken]}
+
+
+def end_here() -> dict[str, Any]:
+    """End the check of a controller; returns its last report."""
+    global _check
+    if _check is not None:
+        _check.end()
+    report = report_here()
+    _check = None
+    return report
