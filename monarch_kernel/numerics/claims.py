@@ -25,6 +25,7 @@ DEADLINE = 30.0
 CONSTANT = "constant"
 
 _LAST_WORDS = 2.0  # seconds that rank 0 waits for what others saw before the end
+_END = "end 0"  # the key of the last message
 _SLICE = 0.5  # seconds that a wait blocks at most, so that an end is noticed
 _PREFIX = "monarch_kernel/rules"
 
@@ -324,6 +325,7 @@ class Exchange:
         self._judge = Judge()
         self._own: list[BrokenRule] = []  # seen by this rank, and not sent yet
         self._silent: set[int] = set()
+        self._begins: dict[int, str] = {}  # by rank: the key of its first step
         self._written: list[str] = []
         self._reported: set[tuple[str, tuple[str, ...], str]] = set()
         self._over = threading.Event()
@@ -349,7 +351,7 @@ class Exchange:
         """Hand over this rank's claims about a step, and what it kept; returns at once.
 
         Args:
-            key: names the step; the same on all ranks.
+            key: names the step, the same on all ranks: a word and a number that grows, such as "step 20".
             step: the index of the step, for messages.
             claims: of this rank.
         """
@@ -375,7 +377,7 @@ class Exchange:
         if self._thread is None:
             self._conclude(_merged({self._rank: _Message([], self._own)}))
         else:
-            self._queue.put(("end", -1, _Message([], self._own)))
+            self._queue.put((_END, -1, _Message([], self._own)))
             self._queue.put(None)
             self._thread.join(seconds)
         self._own = []
@@ -390,6 +392,9 @@ class Exchange:
                 if self._rank == 0:
                     self._decide(key, step, message)
                 else:
+                    if not self._begins:
+                        self._begins[self._rank] = key
+                        self._store.set(f"{self._prefix}/begins/{self._rank}", json.dumps(key))
                     self._store.set(f"{self._prefix}/{key}/{self._rank}", json.dumps(asdict(message)))
             except Exception as error:  # the job's store is gone, or the job ends
                 if step >= 0:
@@ -402,6 +407,8 @@ class Exchange:
         messages = {0: message}
         missing: list[int] = []
         for rank in range(1, self._size):
+            if self._begins_after(rank, key, until):
+                continue
             # A rank that was silent before gets no more time: one dead rank must not delay the verdicts of the others.
             left = 0.0 if rank in self._silent else max(0.0, until - time.monotonic())
             data = self._read(f"{self._prefix}/{key}/{rank}", left)
@@ -428,6 +435,17 @@ class Exchange:
             self._store.delete_key(old)
         del self._written[:-2]
         self._conclude(verdicts)
+
+    def _begins_after(self, rank: int, key: str, until: float) -> bool:
+        """Return whether a rank begins with a later step, as happens in a running job."""
+        if rank not in self._begins:
+            left = 0.0 if rank in self._silent else max(0.0, until - time.monotonic())
+            first = self._read(f"{self._prefix}/begins/{rank}", left)
+            if first is None:
+                return False
+            self._begins[rank] = first
+        (kind, number), (of, first) = key.split(), self._begins[rank].split()
+        return kind == of and int(first) > int(number)
 
     def _conclude(self, verdicts: Sequence[BrokenRule]) -> None:
         """Report what was not reported before."""

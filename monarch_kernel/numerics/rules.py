@@ -591,13 +591,13 @@ class RuleCheck(Subscriber):
     def _is_due(self, step: int) -> bool:
         if not self._late:
             return step % self.every == 0
-        now, before = issued(), self._issued
+        now, before = issued() or 0, self._issued
         self._issued = now
-        if now is not None and before is not None and now > before:
+        if before is not None and now > before:
             return now // (now - before) % self.every == 0
-        if self._stepped is not None:
-            return (self._stepped + 1) % self.every == 0
-        return step % self.every == 0
+        if before is None:  # this step may have begun before the check
+            return False
+        return (step if self._stepped is None else self._stepped + 1) % self.every == 0
 
     def _key(self, step: CheckedStep) -> str | None:
         """Return a name of the step that is the same on all ranks; None if there is none.
@@ -606,7 +606,7 @@ class RuleCheck(Subscriber):
         issued agree, if the program uses it in every step, and so do the counts of Adam and its kin.
         """
         if not self._late:
-            return str(step.number)
+            return f"step {step.number}"
         now = issued()
         if now is not None and self._issued is not None and now > self._issued:
             return f"collective {now}"

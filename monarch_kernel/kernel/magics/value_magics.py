@@ -208,7 +208,7 @@ class ValueMagics(Subcommands):
             raise usage_error(found.magic, str(error)) from None
         ValueMagics._rules = rules
         then = "a step that breaks one stops in the debugger" if found.stop else "broken ones are reported here"
-        steps = "every step" if every == 1 else f"every {every}th step"
+        steps = "every step" if every == 1 else f"one step in {every}"
         self.say(
             f"The ranks of {name} check {', '.join(rules.names)} on {steps}; {then}. "
             "%mesh watch --rules reports, %mesh watch --off ends that."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -142,6 +143,10 @@ def main(
         _train(found, model, optimizer, step)
     if dist.is_initialized():
         dist.barrier()
+        # A DistributedDataParallel that is freed later, as the last owner of the group, may wait for a thread of gloo
+        # that waits for the interpreter lock.
+        del model, optimizer
+        gc.collect()
         dist.destroy_process_group()
 
 
