@@ -26,6 +26,8 @@ CONSTANT = "constant"
 
 _LAST_WORDS = 2.0  # seconds that rank 0 waits for what others saw before the end
 _END = "end 0"  # the key of the last message
+_JOINT = "joint"  # set once rank 0 has compared a step of all ranks
+_KEPT = 50  # verdicts that are sent to the ranks with those of the next step
 _SLICE = 0.5  # seconds that a wait blocks at most, so that an end is noticed
 _PREFIX = "monarch_kernel/rules"
 
@@ -327,6 +329,10 @@ class Exchange:
         self._silent: set[int] = set()
         self._begins: dict[int, str] = {}  # by rank: the key of its first step
         self._written: list[str] = []
+        self._decided = threading.Condition()
+        self._latest = ""  # the key of the step judged last
+        self._verdicts: list[BrokenRule] = []
+        self._joint = False
         self._reported: set[tuple[str, tuple[str, ...], str]] = set()
         self._over = threading.Event()
         self.missing: list[str] = []
@@ -363,10 +369,21 @@ class Exchange:
             return
         self._queue.put((key, step, message))
 
+    @property
+    def is_joint(self) -> bool:
+        """Whether rank 0 has compared a step of all ranks already, so that they check the same steps."""
+        if self._rank != 0 and not self._joint and self._store is not None:
+            self._joint = self._store.check([f"{self._prefix}/{_JOINT}"])
+        return self._joint
+
     def verdicts(self, key: str, seconds: float) -> list[BrokenRule] | None:
-        """Wait for the verdicts on a step; None if they have not come in time."""
+        """Wait for the verdicts up to a step, the latest of this session; None if they have not come in time."""
         if self._thread is None:
             return []
+        if self._rank == 0:  # the thread may be waiting in the store
+            with self._decided:
+                self._decided.wait_for(lambda: self._latest == key or self._over.is_set(), seconds)
+                return list(self._verdicts) if self._latest == key else None
         data = self._read(f"{self._prefix}/{key}/verdicts", seconds)
         return None if data is None else [BrokenRule.from_dict(each) for each in data]
 
@@ -406,8 +423,10 @@ class Exchange:
         until = time.monotonic() + (self._deadline if step >= 0 else min(self._deadline, _LAST_WORDS))
         messages = {0: message}
         missing: list[int] = []
+        late = False
         for rank in range(1, self._size):
             if self._begins_after(rank, key, until):
+                late = True
                 continue
             # A rank that was silent before gets no more time: one dead rank must not delay the verdicts of the others.
             left = 0.0 if rank in self._silent else max(0.0, until - time.monotonic())
@@ -427,14 +446,22 @@ class Exchange:
             ranks = f"rank{'s' * (len(missing) != 1)} {', '.join(map(str, missing))}"
             self.missing.append(f"step {step}: {ranks} did not report within {self._deadline:g} s")
         judged = self._judge.judge(step, {rank: each.claims for rank, each in messages.items()})
-        verdicts = [*_merged(messages), *judged]
-        self.compared += not missing
-        self._store.set(f"{self._prefix}/{key}/verdicts", json.dumps([asdict(each) for each in verdicts]))
+        found = [*_merged(messages), *judged]
+        with self._decided:
+            self._verdicts = [*self._verdicts, *found][-_KEPT:]
+            self._latest = key
+            self._decided.notify_all()
+        if not missing and not late:
+            self.compared += 1
+            if not self._joint:
+                self._joint = True
+                self._store.set(f"{self._prefix}/{_JOINT}", "1")
+        self._store.set(f"{self._prefix}/{key}/verdicts", json.dumps([asdict(each) for each in self._verdicts]))
         self._written.append(f"{self._prefix}/{key}/verdicts")
         for old in self._written[:-2]:  # all ranks have sent claims about a later step
             self._store.delete_key(old)
         del self._written[:-2]
-        self._conclude(verdicts)
+        self._conclude(found)
 
     def _begins_after(self, rank: int, key: str, until: float) -> bool:
         """Return whether a rank begins with a later step, as happens in a running job."""

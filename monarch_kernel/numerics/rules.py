@@ -527,6 +527,7 @@ class RuleCheck(Subscriber):
         self._issued: int | None = None  # collectives at the begin of the step before
         self._stepped: int | None = None  # steps of the optimizer by its own count
         self._local: list[BrokenRule] = []
+        self._stopped_for: set[tuple[str, tuple[str, ...]]] = set()
         self._subscription: Subscription | None = None
         self._has_ended = False
 
@@ -755,16 +756,17 @@ class RuleCheck(Subscriber):
             )
         if key is not None:
             exchange.send(key, step.number, claims)
-            if self.stop and step.size > 1 and not exchange.missing:
+            # Before ranks of a running job check the same steps, waiting for each other would hold the job.
+            if self.stop and step.size > 1 and not exchange.missing and (not self._late or exchange.is_joint):
                 answer = exchange.verdicts(key, self._deadline)
                 if answer is None:
                     exchange.missing.append(f"step {step.number}: no verdict within {self._deadline:g} s")
-                found = answer or found
-        if not self.stop:
-            return
-        sure = [each for each in found if each.sure]
-        if sure:
-            _stop("\n".join(map(str, sure)), self._in_debugger)
+                found += answer or ()
+        known = self._stopped_for
+        new = [each for each in found if each.sure and (each.rule, each.names) not in known]
+        if self.stop and new:
+            known |= {(each.rule, each.names) for each in new}
+            _stop("\n".join(dict.fromkeys(map(str, new))), self._in_debugger)
 
     # -- facts --
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.conftest import wait_until
+from tests.engines.test_tools import shown, until
 from tests.join.conftest import (  # fixtures
     Job,
     notebook,  # noqa: F401  # pyright: ignore[reportUnusedImport]
@@ -62,9 +63,8 @@ def test_a_running_job_names_rank_parameter_and_line(jobs: dict[str, Job], noteb
 
 def test_a_broken_rule_stops_all_ranks_in_the_debugger(jobs: dict[str, Job], notebook: Kernel) -> None:  # noqa: F811
     notebook.ok("%mesh use wrong\n%mesh watch --rules replicas --every 2 --stop")
-    wait_until(lambda: "0-1" in notebook.ok("%mesh debug list").stdout, "both ranks stop", 60)
-    said = notebook.ok("%mesh debug list").stdout
-    assert "data_parallel.py" in said, said
+    until(notebook, "%mesh debug list", r"\b0-1\b.*breakpoint")
+    assert "data_parallel.py" in shown(notebook.ok("%mesh debug list"))
     notebook.ok("%mesh watch --off\n%mesh debug continue")
 
 
