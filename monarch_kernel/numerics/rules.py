@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -776,7 +777,7 @@ class RuleCheck(Subscriber):
             from torch.distributed.distributed_c10d import _get_default_store
 
             default: Any = _get_default_store()
-            store = default.clone()
+            store = default.clone() if hasattr(default, "clone") else _Polled(default)  # since torch 2.7
         self._exchange = Exchange(store, rank, size, self._session, self._report, self._deadline)
         self._placements = Placements(self._patterns, rank, size) if self._patterns else None
 
@@ -787,6 +788,21 @@ class RuleCheck(Subscriber):
         for each in step.parameters:
             each.after = _digest(local_of(each.parameter))
         step.memory = _memory()
+
+
+class _Polled:
+    """A store of the program, over the program's own connection: no wait blocks it."""
+
+    def __init__(self, store: Any) -> None:
+        self.set, self.get, self.check, self.delete_key = store.set, store.get, store.check, store.delete_key
+
+    def wait(self, keys: list[str], limit: Any) -> None:
+        """Wait for keys. Raises RuntimeError if they do not come in time."""
+        until = time.monotonic() + limit.total_seconds()
+        while not self.check(keys):
+            if time.monotonic() > until:
+                raise RuntimeError(f"{keys} did not come in time")
+            time.sleep(0.01)
 
 
 class _Replicas:

@@ -51,7 +51,8 @@ def build_model(bug: str = "") -> torch.nn.Module:
         net.temperature = torch.nn.Parameter(torch.full((4,), 1.5))
     if size() == 1:
         return net
-    model = DistributedDataParallel(net, broadcast_buffers=False)
+    model = DistributedDataParallel(net)
+    model.broadcast_buffers = False  # the argument has another name since torch 2.13
     if bug == "1":  # the loss scales by it, outside of forward
         net.temperature, net.scaled = torch.nn.Parameter(torch.full((4,), 1.5)), False
     if bug == "8" and rank() == 1:
