@@ -447,15 +447,15 @@ class Exchange:
             self.missing.append(f"step {step}: {ranks} did not report within {self._deadline:g} s")
         judged = self._judge.judge(step, {rank: each.claims for rank, each in messages.items()})
         found = [*_merged(messages), *judged]
-        with self._decided:
-            self._verdicts = [*self._verdicts, *found][-_KEPT:]
-            self._latest = key
-            self._decided.notify_all()
         if not missing and not late:
             self.compared += 1
             if not self._joint:
                 self._joint = True
                 self._store.set(f"{self._prefix}/{_JOINT}", "1")
+        with self._decided:
+            self._verdicts = [*self._verdicts, *found][-_KEPT:]
+            self._latest = key
+            self._decided.notify_all()
         self._store.set(f"{self._prefix}/{key}/verdicts", json.dumps([asdict(each) for each in self._verdicts]))
         self._written.append(f"{self._prefix}/{key}/verdicts")
         for old in self._written[:-2]:  # all ranks have sent claims about a later step

@@ -525,6 +525,7 @@ class RuleCheck(Subscriber):
         self._is_extra = False  # whether this step is checked by this rank alone
         self._versions: dict[int, int] = {}  # by id of an optimizer: of its parameters after its step
         self._nested = 0
+        self._ends_later = False
         self._issued: int | None = None  # collectives at the begin of the step before
         self._stepped: int | None = None  # steps of the optimizer by its own count
         self._local: list[BrokenRule] = []
@@ -572,6 +573,7 @@ class RuleCheck(Subscriber):
         self._captured = {}
         self._replicas = None
         self._nested = 0
+        self._ends_later = False
         self._is_extra = self._extra
         if self._extra or self._is_due(step):
             self._open(step)
@@ -661,7 +663,7 @@ class RuleCheck(Subscriber):
         if step is not None:
             step.was_written = step.was_written or was_written
         if step is None or self._nested > 1:  # an optimizer that calls another one
-            if step is not None:
+            if step is not None and all(each is not optimizer for each, _ in step.optimizers):
                 step.optimizers.append((optimizer, list(parameters)))
             return
         step.line = step.line or _user_line()
@@ -712,8 +714,13 @@ class RuleCheck(Subscriber):
             if found is not None and found._sample is not None:
                 change = _sample(local_of(each.parameter)).double() - found._sample.double()
                 found.update = float(change.square().mean().sqrt()) if change.numel() else 0.0
+        if self._ends_later:
+            self.step_ends(observer().step)
 
     def step_ends(self, step: int) -> None:
+        self._ends_later = self._nested > 0  # an optimizer that calls another one has not ended
+        if self._ends_later:
+            return
         checked, self._step = self._step, None
         if checked is None or self._has_ended:
             return
