@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         StartTimeoutError,
         SubmissionRefusedError,
     )
+    from monarch_kernel.numerics.comparison import AlignmentError
     from monarch_kernel.pool.pool_executor import TaskInterrupted
     from monarch_kernel.protocol.keys.guarded_files import KeyFileError, KeyFileExistsError
     from monarch_kernel.protocol.private_files import NotOursError, NotPrivateError
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ActorError",
     "AddressError",
+    "AlignmentError",
     "AttachTimeoutError",
     "BorrowError",
     "CellSyntaxError",
@@ -132,6 +134,7 @@ __all__ = [
 
 _LOADED_AT_FIRST_USE = {
     "AddressError": "monarch_kernel.protocol.worker_addresses",
+    "AlignmentError": "monarch_kernel.numerics.comparison",
     "AttachTimeoutError": "monarch_kernel.runtime.actor.hosts.attachment",
     "BorrowError": "monarch_kernel.runtime.tensor.controller.errors",
     "CellSyntaxError": "monarch_kernel.kernel.output.cell_errors",
