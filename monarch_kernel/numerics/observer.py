@@ -25,7 +25,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    _global_forward_hooks_with_kwargs,
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
@@ -46,7 +50,10 @@ _WRAPPED = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 # Classes that hold it in `module`.
 _WRAPPERS = frozenset(("DistributedDataParallel", "DataParallel", "DeepSpeedEngine"))
 _STAGES = "torch.distributed.pipelining.stage"
+_STAGE_FORWARDS = frozenset(("forward_maybe_with_nosync", "forward_one_chunk"))
 _COMPILED = "OptimizedModule"
+# Hooks that run once more for the wrapper do no harm here.
+_COMPILE_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 
 
 class StopRun(Exception):  # raised on purpose
@@ -330,6 +337,7 @@ class Observer:
     # -- installing ------------------------------------------------------------------------------
 
     def _install(self) -> None:
+        warnings.filterwarnings("ignore", _COMPILE_WARNING)
         self._handles = [
             register_module_forward_pre_hook(self._before_module),  # pyright: ignore[reportArgumentType]  # may return
             register_module_forward_hook(self._after_module, with_kwargs=True, always_call=True),
@@ -342,8 +350,11 @@ class Observer:
                     self._wrap_compiled(each)
 
     def _uninstall(self) -> None:
+        for each in [each for each in warnings.filters if getattr(each[1], "pattern", "") == _COMPILE_WARNING]:
+            warnings.filters.remove(each)  # pyright: ignore[reportAttributeAccessIssue]  # it is a list
         for handle in (*self._handles, *self._tensor_handles.values(), *self._leaf_handles):
             handle.remove()
+            _global_forward_hooks_with_kwargs.pop(getattr(handle, "id", None), None)  # torch forgets this one
         for reference, original in self._compiled:
             if (module := reference()) is not None:
                 module._compiled_call_impl = original
@@ -412,13 +423,15 @@ class Observer:
             outer = stack[-1]
             running = _Running(module, frame, outer.model, outer.micro, outer.calls, replays=outer.replays or replays)
             running.hides = outer.hides
+        elif _is_trial(frame, args, kwargs):
+            running = _Running(module, frame, _Model(weakref.ref(module), ""), 0, {}, hides=True)
         else:
             running = self._begin_root(module, frame, replays)
         stack.append(running)
         if running.hides or _is_wrapper(module):
-            running.hides = running.hides or type(module).__name__ == _COMPILED
-            if type(module).__name__ != _COMPILED or (len(stack) > 1 and stack[-2].hides):
+            if running.hides or type(module).__name__ != _COMPILED:
                 return None
+            running.hides = True  # only its edges are reported
         return self._begin_named(running, args, kwargs, len(stack) == 1)
 
     def _begin_root(self, module: nn.Module, frame: FrameType, replays: bool) -> _Running:
@@ -790,6 +803,20 @@ def _stage(frame: FrameType | None) -> tuple[bool, bool] | None:
                 return bool(stage.is_first), bool(stage.is_last)
         frame = frame.f_back
     return None
+
+
+def _is_trial(frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a call only finds out shapes: with tensors without data, or by a pipeline stage in advance."""
+    if any(each.is_meta or type(each).__name__ == "FakeTensor" for _, each in (*_tensors(args), *_tensors(kwargs))):
+        return True
+    in_stage = False
+    while frame is not None:
+        if frame.f_globals.get("__name__") == _STAGES:
+            in_stage = True
+            if frame.f_code.co_name in _STAGE_FORWARDS:
+                return False
+        frame = frame.f_back
+    return in_stage
 
 
 def _line(frame: FrameType | None) -> str:
