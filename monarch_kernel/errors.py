@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         SubmissionRefusedError,
     )
     from monarch_kernel.numerics.comparison import AlignmentError
+    from monarch_kernel.numerics.reference import ReferenceRunError
     from monarch_kernel.pool.pool_executor import TaskInterrupted
     from monarch_kernel.protocol.keys.guarded_files import KeyFileError, KeyFileExistsError
     from monarch_kernel.protocol.private_files import NotOursError, NotPrivateError
@@ -114,6 +115,7 @@ __all__ = [
     "RDMAWriteTransferWarning",
     "RankFailure",
     "RanksDifferWarning",
+    "ReferenceRunError",
     "RemoteException",
     "ReportError",
     "ScanError",
@@ -168,6 +170,7 @@ _LOADED_AT_FIRST_USE = {
     "RDMAWriteTransferWarning": "monarch_kernel.runtime.transfer.backend_settings",
     "RDMATimeoutError": "monarch_kernel.runtime.transfer.errors",
     "RanksDifferWarning": "monarch_kernel.runtime.tensor.controller.errors",
+    "ReferenceRunError": "monarch_kernel.numerics.reference",
     "RemoteException": "monarch_kernel.runtime.tensor.controller.errors",
     "ReportError": "monarch_kernel.debugger.reports.files",
     "ScanError": "workspace_sync.model.errors",
