@@ -36,6 +36,8 @@ if TYPE_CHECKING:
         StartTimeoutError,
         SubmissionRefusedError,
     )
+    from monarch_kernel.numerics.comparison import AlignmentError
+    from monarch_kernel.numerics.reference import ReferenceRunError
     from monarch_kernel.pool.pool_executor import TaskInterrupted
     from monarch_kernel.protocol.keys.guarded_files import KeyFileError, KeyFileExistsError
     from monarch_kernel.protocol.private_files import NotOursError, NotPrivateError
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ActorError",
     "AddressError",
+    "AlignmentError",
     "AttachTimeoutError",
     "BorrowError",
     "CellSyntaxError",
@@ -112,6 +115,7 @@ __all__ = [
     "RDMAWriteTransferWarning",
     "RankFailure",
     "RanksDifferWarning",
+    "ReferenceRunError",
     "RemoteException",
     "ReportError",
     "ScanError",
@@ -132,6 +136,7 @@ __all__ = [
 
 _LOADED_AT_FIRST_USE = {
     "AddressError": "monarch_kernel.protocol.worker_addresses",
+    "AlignmentError": "monarch_kernel.numerics.comparison",
     "AttachTimeoutError": "monarch_kernel.runtime.actor.hosts.attachment",
     "BorrowError": "monarch_kernel.runtime.tensor.controller.errors",
     "CellSyntaxError": "monarch_kernel.kernel.output.cell_errors",
@@ -165,6 +170,7 @@ _LOADED_AT_FIRST_USE = {
     "RDMAWriteTransferWarning": "monarch_kernel.runtime.transfer.backend_settings",
     "RDMATimeoutError": "monarch_kernel.runtime.transfer.errors",
     "RanksDifferWarning": "monarch_kernel.runtime.tensor.controller.errors",
+    "ReferenceRunError": "monarch_kernel.numerics.reference",
     "RemoteException": "monarch_kernel.runtime.tensor.controller.errors",
     "ReportError": "monarch_kernel.debugger.reports.files",
     "ScanError": "workspace_sync.model.errors",

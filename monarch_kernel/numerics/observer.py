@@ -12,6 +12,7 @@ qualified names of the model, without the prefixes of DDP, FSDP, `torch.compile`
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import sys
 import threading
@@ -24,7 +25,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    _global_forward_hooks_with_kwargs,
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
@@ -45,7 +50,10 @@ _WRAPPED = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 # Classes that hold it in `module`.
 _WRAPPERS = frozenset(("DistributedDataParallel", "DataParallel", "DeepSpeedEngine"))
 _STAGES = "torch.distributed.pipelining.stage"
+_STAGE_FORWARDS = frozenset(("forward_maybe_with_nosync", "forward_one_chunk"))
 _COMPILED = "OptimizedModule"
+# Hooks that run once more for the wrapper do no harm here.
+_COMPILE_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 
 
 class StopRun(Exception):  # raised on purpose
@@ -250,6 +258,10 @@ class _Running:
     hides: bool = False
 
 
+_Role = tuple[Place, Literal["grad_input", "grad_output"], str]
+"""What a tensor is in the call of a module: the place, an input or an output, and its name there."""
+
+
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.stack: list[_Running] = []
@@ -265,6 +277,8 @@ class Observer:
         self._tensor_handles: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by parameter
         self._compiled: list[tuple[weakref.ref[nn.Module], Any]] = []
         self._stop_collectives: Callable[[], None] | None = None
+        self._leaf_handles: list[Any] = []
+        self._generation = 0  # of what is installed; hooks of graphs from before do nothing
         self._thread = _Thread()
         self._reset()
 
@@ -274,10 +288,13 @@ class Observer:
         self._models: dict[int, _Model] = {}  # by id of the root
         self._micros: dict[int, int] = {}  # by id of the called root
         self._replays: dict[int, int] = {}  # by id of a module: recomputed calls in this step
+        self._counts: dict[int, int] = {}  # by id of a module: its calls in a forward of the model
         self._backwards: dict[str, int] = {}  # by name of a parameter
         self._lines: dict[str, str] = {}  # by name of a module
         self._stepped: set[int] = set()  # ids of parameters
         self._optimized: list[NamedParameter] = []
+        self._roles: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by tensor: its version and its roles
+        self._hooked: set[tuple[str, int, int, str, str]] = set()  # roles of this step, as far as they have hooks
 
     @property
     def topics(self) -> frozenset[Topic]:
@@ -287,7 +304,8 @@ class Observer:
     @property
     def is_installed(self) -> bool:
         """Whether anything is installed in torch."""
-        return bool(self._handles or self._tensor_handles or self._compiled or self._stop_collectives)
+        installed = (self._handles, self._tensor_handles, self._leaf_handles, self._compiled)
+        return any(len(each) for each in installed) or self._stop_collectives is not None
 
     def subscribe(self, subscriber: Subscriber, model: nn.Module | None = None) -> Subscription:
         """Deliver events to a subscriber until its subscription ends.
@@ -319,20 +337,30 @@ class Observer:
     # -- installing ------------------------------------------------------------------------------
 
     def _install(self) -> None:
+        warnings.filterwarnings("ignore", _COMPILE_WARNING)
         self._handles = [
             register_module_forward_pre_hook(self._before_module),  # pyright: ignore[reportArgumentType]  # may return
             register_module_forward_hook(self._after_module, with_kwargs=True, always_call=True),
             register_optimizer_step_pre_hook(self._before_optimizer),
             register_optimizer_step_post_hook(self._after_optimizer),
         ]
+        if "torch._dynamo" in sys.modules:  # a call of a module that was compiled in place runs no global hook
+            for each in gc.get_objects():
+                if issubclass(type(each), nn.Module) and each.__dict__.get("_compiled_call_impl") is not None:
+                    self._wrap_compiled(each)
 
     def _uninstall(self) -> None:
-        for handle in (*self._handles, *self._tensor_handles.values()):
+        for each in [each for each in warnings.filters if getattr(each[1], "pattern", "") == _COMPILE_WARNING]:
+            warnings.filters.remove(each)  # pyright: ignore[reportAttributeAccessIssue]  # it is a list
+        for handle in (*self._handles, *self._tensor_handles.values(), *self._leaf_handles):
             handle.remove()
+            _global_forward_hooks_with_kwargs.pop(getattr(handle, "id", None), None)  # torch forgets this one
         for reference, original in self._compiled:
             if (module := reference()) is not None:
                 module._compiled_call_impl = original
         self._handles = []
+        self._leaf_handles = []
+        self._generation += 1
         self._tensor_handles = WeakIdKeyDictionary()
         self._compiled = []
         self._thread.stack.clear()
@@ -374,10 +402,13 @@ class Observer:
         kwargs: Any = frame.f_locals.get("kwargs")
         return self._begin(module, args, kwargs if isinstance(kwargs, dict) else {}, frame)
 
-    def _after_module(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
-        if not torch.compiler.is_compiling():
-            # torch passes (kwargs, output), or after an exception (output) alone
-            self._end(module, rest[1] if len(rest) == 2 else None, failed=len(rest) != 2)
+    def _after_module(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return None
+        # torch passes (kwargs, output), or after an exception (output) alone
+        output = rest[-1]
+        found = self._end(module, output, failed=len(rest) != 2)
+        return None if found is output else found
 
     def _begin(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
@@ -392,13 +423,15 @@ class Observer:
             outer = stack[-1]
             running = _Running(module, frame, outer.model, outer.micro, outer.calls, replays=outer.replays or replays)
             running.hides = outer.hides
+        elif _is_trial(frame, args, kwargs):
+            running = _Running(module, frame, _Model(weakref.ref(module), ""), 0, {}, hides=True)
         else:
             running = self._begin_root(module, frame, replays)
         stack.append(running)
         if running.hides or _is_wrapper(module):
-            running.hides = running.hides or type(module).__name__ == _COMPILED
-            if type(module).__name__ != _COMPILED or (len(stack) > 1 and stack[-2].hides):
+            if running.hides or type(module).__name__ != _COMPILED:
                 return None
+            running.hides = True  # only its edges are reported
         return self._begin_named(running, args, kwargs, len(stack) == 1)
 
     def _begin_root(self, module: nn.Module, frame: FrameType, replays: bool) -> _Running:
@@ -414,7 +447,14 @@ class Observer:
             self._replays.clear()
             self._backwards.clear()
             self._stepped.clear()
+            self._roles = WeakIdKeyDictionary()
+            self._hooked.clear()
+            for handle in self._leaf_handles:
+                handle.remove()
+            self._leaf_handles.clear()
             self._emit(None, "step_begins", self.step)
+            with self._lock:
+                self._observe_collectives()  # a subscriber may want more from this step on
         elif self._optimized:
             self._finish_step()
             return self._begin_root(module, frame, replays)
@@ -432,6 +472,10 @@ class Observer:
         calls = self._replays if running.replays else running.calls
         call = calls.get(id(module), 0)
         calls[id(module)] = call + 1
+        if running.replays:  # one forward after the other, as backwards follow each other
+            running.micro, call = divmod(call, self._counts.get(id(module), 1))
+        else:
+            self._counts[id(module)] = call + 1
         name = model.names.get(id(module))
         if name is None:  # a part that its parent holds elsewhere than in its registered modules
             stack = self._thread.stack
@@ -442,10 +486,13 @@ class Observer:
         running.place = Place(
             name, self.step, running.micro, call, line, model.first or not whole, model.last or not whole
         )
+        topics = self.topics
         if running.replays:
+            if "modules" in topics:
+                running.event = ModuleCall(running.place, module, args, kwargs)
+                self._hook_tensors(running.place, "grad_input", running.event.inputs(), replays=True)
             return None
         self._lines[name] = line
-        topics = self.topics
         if "gradients" in topics:
             self._hook_parameters(module, name)
             stack = self._thread.stack
@@ -457,46 +504,59 @@ class Observer:
         self._emit("modules", "forward_begins", event)
         if event.kwargs is not kwargs:
             kwargs.update(event.kwargs)
-        if self._wants_gradients(event.inputs()):
-            self._hook_tensors(running.place, "grad_input", event.inputs())
+        self._hook_tensors(running.place, "grad_input", event.inputs())
         return event.args if event.args is not args else None
 
-    def _end(self, module: nn.Module, output: Any, failed: bool) -> None:
+    def _end(self, module: nn.Module, output: Any, failed: bool) -> Any:
+        """Leave a call. Returns its output, which a subscriber may have replaced."""
         stack = self._thread.stack
         if not any(each.module is module for each in stack):
-            return
+            return output
         while stack[-1].module is not module:
             stack.pop()
         running = stack.pop()
-        if failed:
-            return
         event = running.event
-        if event is not None:
+        if not failed and event is not None:
             event.output = output
-            outputs = event.outputs()
-            self._hook_tensors(event.place, "grad_output", outputs)
-            self._emit("modules", "forward", event)
-        elif running.replays and running.place is not None and "modules" in self.topics:
-            self._hook_replayed(running, output)
-
-    def _hook_replayed(self, running: _Running, output: Any) -> None:
-        """Observe gradients of a reentrant recomputation, whose first forward had no graph."""
-
-    def _wants_gradients(self, tensors: list[tuple[str, torch.Tensor]]) -> bool:
-        return any(tensor.requires_grad for _, tensor in tensors)
+            if not running.replays:
+                self._emit("modules", "forward", event)
+            self._hook_tensors(event.place, "grad_output", event.outputs(), running.replays)
+            output = event.output
+        return output
 
     def _hook_tensors(
-        self, place: Place, kind: Literal["grad_input", "grad_output"], tensors: list[tuple[str, torch.Tensor]]
+        self,
+        place: Place,
+        kind: Literal["grad_input", "grad_output"],
+        tensors: list[tuple[str, torch.Tensor]],
+        replays: bool = False,
     ) -> None:
-        for label, tensor in tensors:
-            if tensor.requires_grad:
-                tensor.register_hook(functools.partial(self._on_gradient, place, kind, label))
+        """Report gradients of tensors. A tensor has one hook for all modules that take or return it.
 
-    def _on_gradient(
-        self, place: Place, kind: Literal["grad_input", "grad_output"], label: str, gradient: torch.Tensor
-    ) -> None:
-        if self._subscriptions:
-            self._emit("modules", "backward", ModuleGradient(place, kind, label, gradient.detach()))
+        Those of a recomputation count only if the first forward had no graph (reentrant checkpoints).
+        """
+        for label, tensor in tensors:
+            if not tensor.requires_grad:
+                continue
+            key = (place.name, place.micro, place.call, kind, label)
+            if replays and key in self._hooked:
+                continue
+            self._hooked.add(key)
+            known = self._roles.get(tensor)
+            if known is not None and known[0] == tensor._version:
+                known[1].append((place, kind, label))
+                continue
+            roles: list[_Role] = [(place, kind, label)]
+            handle = tensor.register_hook(functools.partial(self._on_gradient, self._generation, roles))
+            if tensor.is_leaf:
+                self._leaf_handles.append(handle)  # other hooks go with their graph
+            self._roles[tensor] = (tensor._version, roles)  # an operation in place makes it another node of the graph
+
+    def _on_gradient(self, generation: int, roles: list[_Role], gradient: torch.Tensor) -> None:
+        if self._subscriptions and generation == self._generation:
+            gradient = gradient.detach()
+            for place, kind, label in roles:
+                self._emit("modules", "backward", ModuleGradient(place, kind, label, gradient))
 
     def _drop_left_calls(self, stack: list[_Running], frame: FrameType) -> None:
         """Drop calls that an exception has left without torch noticing (`KeyboardInterrupt`)."""
@@ -556,8 +616,7 @@ class Observer:
             except BaseException:
                 self._end(module, None, failed=True)
                 raise
-            self._end(module, output, failed=False)
-            return output
+            return self._end(module, output, failed=False)
 
         observed.observes = self  # pyright: ignore[reportFunctionMemberAccess]
         module._compiled_call_impl = observed
@@ -744,6 +803,20 @@ def _stage(frame: FrameType | None) -> tuple[bool, bool] | None:
                 return bool(stage.is_first), bool(stage.is_last)
         frame = frame.f_back
     return None
+
+
+def _is_trial(frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a call only finds out shapes: with tensors without data, or by a pipeline stage in advance."""
+    if any(each.is_meta or type(each).__name__ == "FakeTensor" for _, each in (*_tensors(args), *_tensors(kwargs))):
+        return True
+    in_stage = False
+    while frame is not None:
+        if frame.f_globals.get("__name__") == _STAGES:
+            in_stage = True
+            if frame.f_code.co_name in _STAGE_FORWARDS:
+                return False
+        frame = frame.f_back
+    return in_stage
 
 
 def _line(frame: FrameType | None) -> str:

@@ -15,6 +15,7 @@ import hashlib
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -33,6 +34,7 @@ _MODULUS = (1 << 64) - 1
 _POLYNOMIAL = 0x9E3779B97F4A7C15
 _STEADY = 1e-15  # squares of a smaller norm lose digits in single precision
 _ROW = 1024
+_LONG = 1 << 14
 _SEED = 0x5EED
 
 
@@ -250,6 +252,8 @@ def summarize(tensor: torch.Tensor, placement: Placement | None = None) -> Summa
 
 def _without_modes() -> Any:
     """Hide the operations from dispatch modes of the program, such as counters of operations."""
+    if not torch._C._len_torch_dispatch_stack():
+        return nullcontext()
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()
@@ -295,30 +299,25 @@ def _numbers(tensor: torch.Tensor) -> torch.Tensor:
 
 def _figures(numbers: torch.Tensor, offsets: Sequence[int]) -> tuple[float, float, float]:
     """Return sum of squares, largest magnitude and projection of a contiguous tensor with elements."""
-    vectors = [
-        _vector(dim, offset, length) for dim, (offset, length) in enumerate(zip(offsets, numbers.shape, strict=True))
-    ]
-    inner = torch.ones(1, dtype=torch.float64)
-    while vectors and (len(inner) < _ROW // 4 or len(inner) * len(vectors[-1]) <= _ROW):
-        inner = torch.outer(vectors.pop(), inner).flatten()
-    inner = inner.to(numbers)
-    rows = numbers.reshape(-1, len(inner))
-    step = len(rows)
-    if numbers.device.type == "cpu":
-        step = max(1, BLOCK_BYTES // (len(inner) * numbers.element_size()))
+    on_cpu = numbers.device.type == "cpu"
+    inner, outer = _vectors(tuple(offsets), numbers.shape, numbers.dtype, numbers.device)
+    rows = numbers.view(-1, len(inner))
+    step = max(1, BLOCK_BYTES // (len(inner) * numbers.element_size())) if on_cpu else len(rows)
     norms: list[torch.Tensor] = []
     bounds: list[torch.Tensor] = []
     sums: list[torch.Tensor] = []
-    for start in range(0, len(rows), step):
-        part = rows[start : start + step]
-        norms.append(torch.linalg.vector_norm(part, dim=1) if len(inner) <= 1 << 14 else _norms(part))
+    for part in rows.split(step):
+        norms.append(torch.linalg.vector_norm(part, dim=1) if len(inner) <= _LONG else _norms(part))
         bounds.extend(torch.aminmax(part))
         sums.append(torch.mv(part, inner))
-    squares = torch.cat(norms).double().square_().sum()
-    whole = torch.cat(sums).double()
-    for vector in reversed(vectors):
-        whole = whole.reshape(-1, len(vector)) @ vector.to(whole)
-    found = torch.stack([squares, torch.stack(bounds).abs().amax().double(), whole.reshape(())]).tolist()
+    lengths = (norms[0] if len(norms) == 1 else torch.cat(norms)).double()
+    whole = (sums[0] if len(sums) == 1 else torch.cat(sums)).double()
+    for vector in outer:
+        whole = whole.view(-1, len(vector)) @ vector
+    squares = torch.dot(lengths, lengths)
+    if on_cpu and len(bounds) == 2:
+        return squares.item(), max(abs(bounds[0].item()), abs(bounds[1].item())), whole.item()
+    found = torch.stack([squares, torch.stack(bounds).abs().amax().double(), whole.view(())]).tolist()
     return found[0], found[1], found[2]
 
 
@@ -330,7 +329,19 @@ def _norms(rows: torch.Tensor) -> torch.Tensor:
     return torch.cat([parts, torch.linalg.vector_norm(flat[whole:]).reshape(1)])
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=512)
+def _vectors(
+    offsets: tuple[int, ...], shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return the product of the random vectors of the innermost dimensions, and the others, innermost first."""
+    spans = zip(offsets, shape, strict=True)
+    vectors = [_vector(dim, offset, length) for dim, (offset, length) in enumerate(spans)]
+    inner = torch.ones(1, dtype=torch.float64)
+    while vectors and (len(inner) < _ROW // 4 or len(inner) * len(vectors[-1]) <= _ROW):
+        inner = torch.outer(vectors.pop(), inner).flatten()
+    return inner.to(device, dtype), [vector.to(device) for vector in reversed(vectors)]
+
+
 def _vector(dim: int, offset: int, length: int) -> torch.Tensor:
     """Return a slice of the random vector of a dimension: magnitudes from 0.5 to 1.5 with random signs, in float64.
 
@@ -371,9 +382,9 @@ def hash_of(tensor: torch.Tensor) -> str:
     if words.dtype != torch.int64:
         words = (words if words.storage_offset() % per_word == 0 else words.clone()).view(torch.int64)
     keys = _keys(data.device)
-    parts = [_hash_words(words[at : at + _WORDS], keys, wide) for at in range(0, len(words), _WORDS)]
-    for part in torch.stack(parts).tolist() if parts else ():
-        value = (value * _POLYNOMIAL + part) & _MODULUS
+    parts = [_hash_words(part, keys, wide) for part in words.split(_WORDS)] if whole else []
+    for part in parts if data.device.type == "cpu" or not parts else torch.stack(parts).tolist():
+        value = (value * _POLYNOMIAL + int(part)) & _MODULUS
     tail = data[whole:]
     if len(tail):
         value ^= int.from_bytes(hashlib.blake2b(bytes(tail.view(torch.uint8).tolist()), digest_size=8).digest(), "big")

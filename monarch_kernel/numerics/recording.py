@@ -1,0 +1,862 @@
+"""Record what a rank computes in a few training steps, as summaries in a folder of plain data, and read it back.
+
+`record` subscribes to the observer of this process and writes one JSON object per tensor to `rank_00003.jsonl`, in
+program order. Each line is written at once, so the file of a rank that dies is readable up to its last full line.
+`Recording` reads the folder. A full disk, or any other error of the recording, ends it with a warning; training
+continues.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import os
+import random
+import re
+import socket
+import sys
+import threading
+import time
+import warnings
+import weakref
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import msgspec
+import torch
+from torch import distributed, nn
+
+from monarch_kernel.numerics.observer import (
+    ModuleCall,
+    ModuleGradient,
+    NamedParameter,
+    ParameterGradient,
+    Place,
+    Subscriber,
+    Topic,
+    named_modules,
+    observer,
+)
+from monarch_kernel.numerics.summaries import Placement, Placements, Split, Summary, hash_of, local_of, summarize
+from monarch_kernel.private_files import PrivateFolder
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from monarch_kernel.numerics.collectives import Collective
+
+FORMAT = 1
+WHAT = ("modules", "optimizer", "collectives")
+#: The most bytes of parameters that are copied before a step, to summarize how they move. Others have no `update`.
+UPDATE_BYTES = 1 << 30
+#: Bytes of kept tensors (`full`) after which they are written to a file.
+PART_BYTES = 1 << 28
+
+_TOPICS: dict[str, frozenset[Topic]] = {
+    "modules": frozenset(("modules",)),
+    "optimizer": frozenset(("gradients", "optimizer")),
+    "collectives": frozenset(("collectives",)),
+}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_DESCRIPTION = "recording.json"
+
+Phase = Literal["forward", "backward", "reduction", "optimizer"]
+Kind = Literal[
+    "input",
+    "output",
+    "grad_input",
+    "grad_output",
+    "gradient",
+    "reduced_gradient",
+    "parameter",
+    "update",
+    "buffer",
+    "collective",
+    "generator",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor that a rank recorded.
+
+    Attributes:
+        step: the index of the step within the recording.
+        micro: the index of the forward (of gradients of parameters: the backward) within the step.
+        call: the index of the module's call within that forward.
+        phase: the part of the step.
+        kind: what the tensor is. `gradient` is a parameter's own gradient of one backward; `reduced_gradient` the one
+            that the optimizer uses; `parameter` its value before the first step and after each step; `update` how far
+            the step moved it.
+        name: the qualified name of the module, parameter or buffer; of a collective, its operation; of a random
+            generator, its device or library.
+        tensor: which tensor of the module's inputs or outputs.
+        rank: the rank.
+        sequence: the index of the entry among those of its rank, in program order.
+        line: the line of user code, such as "train.py:42".
+        shape, dtype, sum_of_squares, maximum, nonfinite, hash, projection: see `Summary`.
+        placement: the part of the global tensor; None if unknown or whole.
+        full: where the tensor itself is kept; "" if it is not.
+        op: of a collective, its reduction.
+        group: of a collective, the global ranks of its group.
+    """
+
+    step: int
+    micro: int
+    call: int
+    phase: Phase
+    kind: Kind
+    name: str
+    tensor: str
+    rank: int
+    sequence: int
+    line: str
+    shape: tuple[int, ...]
+    dtype: str
+    sum_of_squares: float
+    maximum: float
+    nonfinite: int
+    hash: str
+    projection: float
+    placement: Placement | None = None
+    full: str = ""
+    op: str = ""
+    group: tuple[int, ...] = ()
+
+    @property
+    def norm(self) -> float:
+        """The norm of its finite elements."""
+        return math.sqrt(self.sum_of_squares)
+
+    def to_json(self) -> bytes:
+        """Format it as one line of JSON."""
+        data: dict[str, Any] = {key: getattr(self, key) for key in _KEYS}
+        for key in ("sum_of_squares", "maximum", "projection"):
+            if not math.isfinite(data[key]):
+                data[key] = str(data[key])
+        data["placement"] = None if self.placement is None else self.placement.to_dict()
+        for key in ("full", "op", "group"):
+            if value := getattr(self, key):
+                data[key] = value
+        return msgspec.json.encode(data)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Entry:
+        """Read a line. Raises KeyError, TypeError or ValueError if it is no entry."""
+        values = {each.name: data[each.name] for each in fields(cls) if each.name in data}
+        values["shape"] = tuple(data["shape"])
+        values["group"] = tuple(data.get("group", ()))
+        placement = data.get("placement")
+        values["placement"] = None if placement is None else Placement.from_dict(placement)
+        for key in ("sum_of_squares", "maximum", "projection"):
+            values[key] = float(data[key])
+        return cls(**values)
+
+
+_KEYS = tuple(each.name for each in fields(Entry) if each.name not in ("placement", "full", "op", "group"))
+
+
+def recordings_folder() -> str:
+    """Return the folder of this user's recordings."""
+    base = os.environ.get("XDG_DATA_HOME", "")
+    if not os.path.isabs(base):  # the XDG specification requires ignoring such a setting
+        base = os.path.expanduser("~/.local/share")
+    return os.path.join(base, "monarch_kernel", "recordings")
+
+
+def folder_of(name: str, folder: str | os.PathLike[str] | None = None) -> str:
+    """Return the folder of a recording. Raises ValueError if the name does not suit a folder."""
+    if folder is not None:
+        return os.path.abspath(os.path.expanduser(os.fspath(folder)))
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} is no name of a recording: use letters, digits, '.', '_' and '-', or name a folder with folder="
+        )
+    return os.path.join(recordings_folder(), name)
+
+
+# -- reading -----------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Recording:
+    """A recording on disk.
+
+    Attributes:
+        folder: its folder.
+        name: its name.
+        description: what `recording.json` says: `torch`, `device`, `world_size`, `steps`, `what`, `created`.
+        ranks: the ranks that have written a file.
+        ends: why each rank ended: "done", "stopped", or an error; "" if its file just ends (it runs, or it died).
+    """
+
+    folder: Path
+    name: str
+    description: dict[str, Any]
+    ranks: tuple[int, ...]
+    ends: dict[int, str] = field(default_factory=dict[int, str])
+    _entries: list[Entry] | None = None
+
+    @classmethod
+    def open(cls, name: str | os.PathLike[str]) -> Recording:
+        """Open a recording by its name, or its folder.
+
+        Raises:
+            FileNotFoundError: there is none; the message lists those that there are.
+            ValueError: it was written in a format that this version cannot read, or a file is damaged.
+        """
+        path = Path(name).expanduser()
+        if not (path / _DESCRIPTION).is_file():
+            if path.parent == Path() and _NAME.fullmatch(str(name)):
+                path = Path(folder_of(str(name)))
+            if not (path / _DESCRIPTION).is_file():
+                raise FileNotFoundError(f"there is no recording {str(name)!r} ({path}){_others()}")
+        try:
+            description = json.loads((path / _DESCRIPTION).read_text())
+            version = description["format"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path / _DESCRIPTION} is damaged: {error}") from None
+        if version != FORMAT:
+            raise ValueError(f"{path} has format {version}; this version of monarch_kernel reads format {FORMAT}")
+        world = int(description["world_size"])
+        ranks = sorted(int(file.stem[5:]) for file in path.glob("rank_*.jsonl") if file.stem[5:].isdigit())
+        found = cls(path, str(description["name"]), description, tuple(rank for rank in ranks if rank < world))
+        for rank in found.ranks:
+            found.ends[rank] = found._end(rank)
+        return found
+
+    @property
+    def steps(self) -> int:
+        """The number of steps with entries."""
+        return 1 + max((entry.step for entry in self.entries()), default=-1)
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks of the recorded job."""
+        return int(self.description["world_size"])
+
+    @property
+    def finished(self) -> bool:
+        """Whether every rank of the job has recorded what it was asked to, or was told to stop."""
+        return len(self.ranks) == self.world_size and all(end in ("done", "stopped") for end in self.ends.values())
+
+    @property
+    def notes(self) -> list[str]:
+        """What is missing: ranks without a file, and ranks whose file ends early, each in a sentence."""
+        missing = sorted(set(range(self.world_size)) - set(self.ranks))
+        notes = [f"rank {rank} has recorded nothing" for rank in missing]
+        for rank, end in self.ends.items():
+            if not end:
+                notes.append(f"rank {rank} has not finished: it still runs, or it died")
+            elif end not in ("done", "stopped"):
+                notes.append(f"rank {rank} stopped recording: {end}")
+        return notes
+
+    def entries(self, rank: int | None = None) -> list[Entry]:
+        """Return the entries in program order of each rank, of all ranks one after the other, or of one rank.
+
+        Raises:
+            ValueError: a file is damaged; the message names the line.
+        """
+        if self._entries is None:
+            self._entries = [entry for each in self.ranks for entry in self._read(each)]
+        return [entry for entry in self._entries if rank is None or entry.rank == rank]
+
+    def header(self, rank: int) -> dict[str, Any]:
+        """Return what a rank says about itself: `host`, `device`, `pid`, `placements` and `stage`."""
+        with self._file(rank).open() as file:
+            line = file.readline()
+        return json.loads(line) if line.endswith("\n") else {}
+
+    def tensor(self, entry: Entry) -> torch.Tensor | None:
+        """Return the recorded local tensor of an entry; None if it was not kept (`full=True` keeps them)."""
+        if not entry.full:
+            return None
+        from safetensors import safe_open
+
+        file, _, key = entry.full.partition("#")
+        if not re.fullmatch(r"rank_\d{5}\.\d+\.safetensors", file):
+            raise ValueError(f"{self.folder}: entry {entry.sequence} of rank {entry.rank} names the file {file!r}")
+        path = self.folder / file
+        if not path.is_file():
+            return None
+        with safe_open(path, "pt") as kept:
+            return kept.get_tensor(key) if key in kept.keys() else None  # noqa: SIM118  # it is no mapping
+
+    def _file(self, rank: int) -> Path:
+        return self.folder / f"rank_{rank:05}.jsonl"
+
+    def _read(self, rank: int) -> Iterator[Entry]:
+        path = self._file(rank)
+        with path.open() as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith("\n"):
+                    return  # the rank died, or the disk was full, while it wrote this line
+                try:
+                    data = json.loads(line)
+                    if data["kind"] in ("rank", "end"):
+                        continue
+                    entry = Entry.from_json(data)
+                except (ValueError, KeyError, TypeError) as error:
+                    raise ValueError(f"{path}:{number} is damaged: {type(error).__name__}: {error}") from None
+                yield entry
+
+    def _end(self, rank: int) -> str:
+        with self._file(rank).open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+            last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
+        try:
+            data = json.loads(last)
+            return str(data["reason"]) if data["kind"] == "end" else ""
+        except (ValueError, KeyError, TypeError):
+            return ""
+
+
+def _others() -> str:
+    try:
+        found = sorted(each.name for each in Path(recordings_folder()).iterdir() if (each / _DESCRIPTION).is_file())
+    except OSError:
+        found = []
+    return f"; there are: {', '.join(found)}" if found else "; there are no recordings"
+
+
+# -- writing -----------------------------------------------------------------------------------------
+
+
+class _RankFile:
+    """The files of one rank in a recording's folder."""
+
+    def __init__(self, path: str, rank: int, description: dict[str, Any], replace: bool) -> None:
+        self.path = path
+        self._rank = rank
+        self._part = 0
+        self._kept: dict[str, torch.Tensor] = {}
+        self._kept_bytes = 0
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        self._folder = PrivateFolder.made(path)
+        name = f"rank_{rank:05}.jsonl"
+        taken = name in self._folder.names()
+        if taken and not replace:
+            self._folder.close()
+            raise FileExistsError(
+                f"{path} already has a recording of rank {rank}: choose another name, or pass replace=True "
+                "(%mesh record --replace)"
+            )
+        if replace:
+            self._discard(description["world_size"])
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+        self._fd = self._folder.open_file(name, flags)
+        if rank == 0 or _DESCRIPTION not in self._folder.names():
+            self._folder.replace(_DESCRIPTION, json.dumps(description, indent=1).encode())
+
+    def _discard(self, world_size: int) -> None:
+        """Remove files of an earlier recording: those of this rank; at rank 0, also those of ranks beyond the world."""
+        for name in self._folder.names():
+            found = re.fullmatch(r"rank_(\d{5})\.(?:jsonl|\d+\.safetensors)", name)
+            if found and (int(found[1]) == self._rank or (self._rank == 0 and int(found[1]) >= world_size)):
+                self._folder.discard(name)
+
+    def write(self, line: bytes) -> None:
+        """Append a line, at once: what a process that dies has written is complete."""
+        data = line + b"\n"
+        while data:
+            data = data[os.write(self._fd, data) :]
+
+    def keep(self, key: str, tensor: torch.Tensor) -> str:
+        """Keep a copy of a tensor. Return where it will be."""
+        where = f"rank_{self._rank:05}.{self._part}.safetensors#{key}"
+        self._kept[key] = tensor.to("cpu", copy=True).contiguous()
+        self._kept_bytes += tensor.numel() * tensor.element_size()
+        if self._kept_bytes >= PART_BYTES:
+            self.flush()
+        return where
+
+    def flush(self) -> None:
+        """Write the kept tensors to a file, which appears when it is complete."""
+        if not self._kept:
+            return
+        from safetensors.torch import save
+
+        kept, self._kept, self._kept_bytes = self._kept, {}, 0
+        self._folder.replace(f"rank_{self._rank:05}.{self._part}.safetensors", save(kept))
+        self._part += 1
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._folder.close()
+            self._fd = -1
+
+
+class Recorder(Subscriber):
+    """A recording in progress in this process. A context manager that stops it. `record` creates it."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        model: nn.Module | None,
+        steps: int,
+        what: frozenset[str],
+        placements: Mapping[str, Split] | None,
+        full: bool,
+        keep: float,
+        folder: str | os.PathLike[str] | None,
+        perturb: int,
+        rank: int,
+        world_size: int,
+        replace: bool,
+        waits: bool,
+    ) -> None:
+        self.name = name
+        self.rank = rank
+        self.folder = folder_of(name, folder)
+        self.steps_done = 0
+        #: Why it ended; "" while it records.
+        self.reason = ""
+        self.finished = threading.Event()
+        self._steps = steps
+        self._what = what
+        self._full = full
+        self._keep = keep
+        self._perturb = perturb
+        self._perturbs_embeddings = False
+        self._placements = Placements(placements, rank, world_size)
+        self._topics = frozenset[Topic]().union(*(_TOPICS[each] for each in what))
+        self._waits = waits
+        self._begun = False
+        self._step = 0
+        self._sequence = 0
+        self._phase: Phase = "forward"
+        self._lock = threading.RLock()
+        self._copies: dict[int, torch.Tensor] = {}
+        self._seen: dict[int, tuple[weakref.ref[torch.Tensor], Summary]] = {}
+        self._last: tuple[torch.Tensor, Summary] | None = None
+        self._buffers: dict[str, str] = {}
+        created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        description = {
+            "format": FORMAT,
+            "name": name,
+            "created": created,
+            "torch": torch.__version__,
+            "device": _device(model),
+            "world_size": world_size,
+            "steps": steps,
+            "what": sorted(what),
+            "full": full,
+            "perturb": perturb,
+        }
+        self._file = _RankFile(self.folder, rank, description, replace)
+        header = {"kind": "rank", "rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "created": created}
+        self._file.write(msgspec.json.encode(header))
+        # Topics of events are wanted from the first step on; until then, only beginnings and ends of steps.
+        self.wants = frozenset[Topic]()
+        self._subscription = observer().subscribe(self, model)
+
+    # -- the life of a recording ---------------------------------------------------------------------
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the recording. Called again, it does nothing."""
+        self._finish("stopped")
+
+    def _finish(self, reason: str) -> None:
+        with self._lock:
+            if self.reason:
+                return
+            self.reason = reason
+            self._subscription.end()
+            self._copies.clear()
+            self._seen.clear()
+            self._last = None
+            try:
+                self._file.flush()
+                self._file.write(msgspec.json.encode({"kind": "end", "rank": self.rank, "reason": reason}))
+            except OSError as error:
+                if reason in ("done", "stopped"):
+                    self.reason = str(error)
+                    _warn(self.name, error)
+            finally:
+                self._file.close()
+                self.finished.set()
+
+    def _failed(self, error: Exception) -> None:
+        self._finish(f"{type(error).__name__}: {error}")
+        _warn(self.name, error)
+
+    # -- events --------------------------------------------------------------------------------------
+
+    def step_begins(self, step: int) -> None:
+        """See `Subscriber`."""
+        if self._waits:
+            return
+        with self._guarded():
+            self._begun = True
+            self.wants = self._topics
+            self._phase = "forward"
+            self._seen.clear()
+            self._write_generators()
+            if self._step == 0 and "optimizer" in self._what:
+                for name, parameter in observer().named_parameters():
+                    self._add(_place(name), "forward", "parameter", "", name, parameter)
+
+    def forward_begins(self, event: ModuleCall) -> None:
+        """See `Subscriber`."""
+        with self._guarded():
+            self._phase = "forward"
+            if not event.place.first:
+                return
+            if self._perturb and event.is_root:
+                self._perturbs_embeddings = not any(each.is_floating_point() for _, each in event.inputs())
+                event.args = cast("tuple[Any, ...]", _mapped(event.args, self._perturb))
+                event.kwargs = cast("dict[str, Any]", _mapped(event.kwargs, self._perturb))
+            for label, tensor in event.inputs():
+                self._add(event.place, "forward", "input", label, f"{event.place.name}:input:{label}", tensor)
+
+    def forward(self, event: ModuleCall) -> None:
+        """See `Subscriber`."""
+        with self._guarded():
+            if self._perturbs_embeddings and isinstance(event.module, nn.Embedding):
+                event.output = perturbed(event.output, self._perturb)
+            if event.place.last:
+                for label, tensor in event.outputs():
+                    name = f"{event.place.name}:output" + (f":{label}" if label else "")
+                    self._add(event.place, "forward", "output", label, name, tensor)
+
+    def backward(self, event: ModuleGradient) -> None:
+        """See `Subscriber`."""
+        inner = event.kind == "grad_input"
+        if not (event.place.first if inner else event.place.last):
+            return
+        with self._guarded():
+            self._phase = "backward"
+            side = "input" if inner else "output"
+            name = f"{event.place.name}:{side}" + (f":{event.tensor}" if event.tensor else "")
+            self._add(event.place, "backward", event.kind, event.tensor, name, event.gradient)
+
+    def gradient(self, event: ParameterGradient) -> None:
+        """See `Subscriber`."""
+        with self._guarded():
+            self._phase = "backward"
+            self._add(event.place, "backward", "gradient", "", event.place.name, event.gradient)
+
+    def optimizer_begins(self, optimizer: Optimizer, parameters: Sequence[NamedParameter]) -> None:
+        """See `Subscriber`."""
+        with self._guarded():
+            self._phase = "reduction"
+            room = UPDATE_BYTES - sum(each.numel() * each.element_size() for each in self._copies.values())
+            for each in parameters:
+                gradient = each.parameter.grad
+                if gradient is not None:
+                    self._add(_place(each.name), "reduction", "reduced_gradient", "", each.name, gradient)
+                    local = local_of(each.parameter)
+                    room -= local.numel() * local.element_size()
+                    if room >= 0:
+                        self._copies[id(each.parameter)] = local.clone()
+            self._phase = "optimizer"
+
+    def optimizer_ends(self, optimizer: Optimizer, parameters: Sequence[NamedParameter]) -> None:
+        """See `Subscriber`."""
+        with self._guarded():
+            for each in parameters:
+                before = self._copies.pop(id(each.parameter), None)
+                if before is not None:
+                    torch.sub(local_of(each.parameter), before, out=before)
+                    self._add(_place(each.name), "optimizer", "update", "", each.name, before, like=each.parameter)
+                self._add(_place(each.name), "optimizer", "parameter", "", each.name, each.parameter)
+
+    def step_ends(self, step: int) -> None:
+        """See `Subscriber`."""
+        if not self._begun:
+            return
+        with self._guarded():
+            if "modules" in self._what:
+                self._write_buffers()
+            self._step += 1
+            self.steps_done = self._step
+            self._copies.clear()
+            if self._step >= self._steps:
+                self._finish("done")
+
+    def collective(self, event: Collective) -> None:
+        """See `Subscriber`."""
+        with self._guarded():
+            place = Place(event.kind, self._step, 0, event.sequence, event.line)
+            for side, tensors in (("input", event.inputs), ("output", event.outputs)):
+                for at, tensor in enumerate(tensors):
+                    label = f"{side}.{at}"
+                    name = f"{event.kind}:{label}"
+                    self._add(place, self._phase, "collective", label, name, tensor, op=event.op, group=event.group)
+
+    def _guarded(self) -> _Guard:
+        return _Guard(self)
+
+    # -- writing -------------------------------------------------------------------------------------
+
+    def _add(
+        self,
+        place: Place,
+        phase: Phase,
+        kind: Kind,
+        label: str,
+        pattern: str,
+        tensor: torch.Tensor,
+        like: torch.Tensor | None = None,
+        op: str = "",
+        group: tuple[int, ...] = (),
+    ) -> None:
+        placement = self._placements.of(pattern, tensor if like is None else like)
+        summary = self._summary(tensor, placement, kind)
+        self._write(place, phase, kind, label, summary, placement, tensor, op, group)
+
+    def _write(
+        self,
+        place: Place,
+        phase: Phase,
+        kind: Kind,
+        label: str,
+        summary: Summary,
+        placement: Placement | None,
+        tensor: torch.Tensor,
+        op: str = "",
+        group: tuple[int, ...] = (),
+    ) -> None:
+        full = ""
+        if self._full and self._keeps(place, kind, label):
+            full = self._file.keep(str(self._sequence), local_of(tensor))
+        entry = Entry(
+            step=self._step,
+            micro=place.micro,
+            call=place.call,
+            phase=phase,
+            kind=kind,
+            name=place.name,
+            tensor=label,
+            rank=self.rank,
+            sequence=self._sequence,
+            line=place.line,
+            shape=summary.shape,
+            dtype=summary.dtype,
+            sum_of_squares=summary.sum_of_squares,
+            maximum=summary.maximum,
+            nonfinite=summary.nonfinite,
+            hash=summary.hash,
+            projection=summary.projection,
+            placement=placement,
+            full=full,
+            op=op,
+            group=group,
+        )
+        self._sequence += 1
+        self._file.write(entry.to_json())
+
+    def _summary(self, tensor: torch.Tensor, placement: Placement | None, kind: Kind) -> Summary:
+        """Summarize a tensor, or reuse the summary of the same object if its bytes have not changed.
+
+        An output is often the input of the next module. Collectives change tensors without a new version, so the hash
+        decides.
+        """
+        if self._last is not None and self._last[0] is tensor:
+            return self._last[1]
+        if kind not in ("input", "output"):
+            return self._summarized(tensor, placement)
+        known = self._seen.get(id(tensor))
+        if known is not None and known[0]() is tensor and placement is None:
+            local = local_of(tensor)
+            if local.is_contiguous() and local.layout == torch.strided and hash_of(local) == known[1].hash:
+                return known[1]
+        summary = self._summarized(tensor, placement)
+        if placement is None:
+            self._seen[id(tensor)] = (weakref.ref(tensor), summary)
+        return summary
+
+    def _summarized(self, tensor: torch.Tensor, placement: Placement | None) -> Summary:
+        return summarize(tensor, placement)
+
+    def _keeps(self, place: Place, kind: Kind, label: str) -> bool:
+        """Decide by name, so that all ranks and runs keep the same tensors."""
+        key = f"{place.name}|{kind}|{label}|{place.micro}|{place.call}"
+        return zlib.crc32(key.encode()) < self._keep * (1 << 32)
+
+    def _write_buffers(self) -> None:
+        for root, prefix in observer().models():
+            for name, module in named_modules(root, prefix):
+                for key, buffer in module._buffers.items():
+                    if buffer is None:
+                        continue
+                    full = f"{name}.{key}".lstrip(".")
+                    placement = self._placements.of(full, buffer)
+                    summary = summarize(buffer, placement)
+                    if self._buffers.get(full) != summary.hash:  # masks and tables never change
+                        self._buffers[full] = summary.hash
+                        self._write(_place(full), "optimizer", "buffer", "", summary, placement, buffer)
+
+    def _write_generators(self) -> None:
+        for name, state in generator_states().items():
+            digest = blake2b(state, digest_size=8).hexdigest()
+            tensor = torch.frombuffer(bytearray(state), dtype=torch.uint8)
+            summary = Summary(tuple(tensor.shape), "uint8", 0.0, 0.0, 0, digest, 0.0)
+            self._write(_place(name), "forward", "generator", "", summary, None, tensor)
+
+
+class _Guard:
+    """Serializes events of threads, and ends the recording at an error instead of the training."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def __enter__(self) -> None:
+        self._recorder._lock.acquire()
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> bool:
+        try:
+            if isinstance(error, Exception):
+                self._recorder._failed(error)
+                return True
+            return False
+        finally:
+            self._recorder._last = None
+            self._recorder._lock.release()
+
+
+def record(
+    name: str,
+    model: nn.Module | None = None,
+    optimizer: Optimizer | None = None,
+    *,
+    steps: int = 2,
+    what: Iterable[str] = ("modules", "optimizer"),
+    placements: Mapping[str, Split] | None = None,
+    full: bool = False,
+    keep: float = 1.0,
+    folder: str | os.PathLike[str] | None = None,
+    perturb: int = 0,
+    replace: bool = False,
+    rank: int | None = None,
+    world_size: int | None = None,
+    waits: bool = False,
+) -> Recorder:
+    """Record what this process computes from the next step on.
+
+    Args:
+        name: the name of the recording, for `compare` and `Recording.open`.
+        model: the model that names are relative to; by default, the model that is called.
+        optimizer: not needed; steps of all optimizers are recorded.
+        steps: after how many steps it ends by itself.
+        what: `"modules"` (inputs, outputs and their gradients), `"optimizer"` (gradients of parameters before and after
+            reduction, updates) and `"collectives"`.
+        placements: which part of a global tensor a rank has, by pattern of names, where it is not a DTensor
+            (`summaries.Placements`): `{"*.wq.weight": Shard(0), "*.wq:output": Shard(-1)}`.
+        full: also keep the tensors themselves.
+        keep: the fraction of tensors that `full` keeps. All ranks and runs keep the same ones.
+        folder: the folder; by default, one of that name in `recordings_folder()`.
+        perturb: move floating-point inputs of the model (or, if it has none, the outputs of its embeddings) by this
+            many units in the last place, to see how far rounding alone moves each tensor.
+        replace: overwrite an earlier recording of that name.
+        rank, world_size: of this process; by default, those of `torch.distributed`, of the mesh, or of the environment.
+        waits: do not begin before `Recorder.begin`.
+
+    Raises:
+        ValueError, TypeError: an argument is invalid.
+        FileExistsError: there is a recording of that name.
+        OSError: the folder cannot be written.
+    """
+    del optimizer
+    chosen = frozenset((what,) if isinstance(what, str) else what)
+    if not chosen or not chosen <= set(WHAT):
+        wrong = sorted(chosen - set(WHAT))
+        raise ValueError(f"what={wrong or 'nothing'} cannot be recorded: choose from {', '.join(WHAT)}")
+    if steps < 1:
+        raise ValueError(f"steps={steps}: record at least 1 step")
+    if not 0 < keep <= 1:
+        raise ValueError(f"keep={keep}: it is a fraction above 0, and at most 1")
+    if model is not None and not isinstance(model, nn.Module):
+        raise TypeError(f"the model is {type(model).__name__}, not a torch.nn.Module")
+    own_rank, own_size = rank_and_size()
+    return Recorder(
+        name,
+        model=model,
+        steps=steps,
+        what=chosen,
+        placements=placements,
+        full=full,
+        keep=keep,
+        folder=folder,
+        perturb=perturb,
+        rank=own_rank if rank is None else rank,
+        world_size=own_size if world_size is None else world_size,
+        replace=replace,
+        waits=waits,
+    )
+
+
+def rank_and_size() -> tuple[int, int]:
+    """Return rank and world size of this process: of torch.distributed, else of its mesh, else of the environment."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return (int(rank), int(size)) if rank.isdigit() and size.isdigit() else (0, 1)
+
+
+def generator_states() -> dict[str, bytes]:
+    """Return the states of the random generators of torch, Python and NumPy by name."""
+    states = {"torch.cpu": torch.get_rng_state().numpy().tobytes()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        device = torch.cuda.current_device()
+        states[f"torch.cuda:{device}"] = torch.cuda.get_rng_state(device).numpy().tobytes()
+    states["python"] = repr(random.getstate()).encode()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        kind, keys, *rest = numpy.random.get_state()
+        states["numpy"] = f"{kind} {rest} {base64.b64encode(keys.tobytes()).decode()}".encode()
+    return states
+
+
+def perturbed(tensor: torch.Tensor, units: int) -> torch.Tensor:
+    """Return a floating-point tensor with each element moved by units in the last place, in fixed random directions."""
+    local = local_of(tensor)
+    generator = torch.Generator().manual_seed(units)
+    signs = (torch.rand(local.shape, generator=generator) < 0.5).to(local.device)
+    factor = 1 + torch.where(signs, 1.0, -1.0).to(local.dtype) * (abs(units) * torch.finfo(local.dtype).eps)
+    return tensor * factor
+
+
+def _mapped(value: object, units: int) -> object:
+    if isinstance(value, torch.Tensor):
+        return perturbed(value, units) if value.is_floating_point() else value
+    if isinstance(value, tuple) and type(value) is tuple:
+        return tuple(_mapped(each, units) for each in value)
+    if type(value) is list:
+        return [_mapped(each, units) for each in value]
+    if type(value) is dict:
+        return {key: _mapped(each, units) for key, each in value.items()}
+    return value
+
+
+def _place(name: str) -> Place:
+    return Place(name, 0, 0, 0, "")
+
+
+def _device(model: nn.Module | None) -> str:
+    parameter = next(model.parameters(), None) if model is not None else None
+    if parameter is not None:
+        return parameter.device.type
+    return "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"
+
+
+def _warn(name: str, error: Exception) -> None:
+    warnings.warn(
+        f"the recording {name!r} has ended, training continues: {type(error).__name__}: {error}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
