@@ -55,6 +55,10 @@ _COMMANDS = {
         "find the ranks that reach collectives late, from recorded files",
         "monarch_kernel.cli.stragglers:add_stragglers_command",
     ),
+    "replay": _Command(
+        "run one rank's captured training step again, in this process alone",
+        "monarch_kernel.cli.replay:add_replay_command",
+    ),
     "up": _Command("request hosts from a provider", "monarch_kernel.cli.jobs:add_up_command"),
     "apply": _Command(
         "request the hosts of a job that a Python file or module defines", "monarch_kernel.cli.apply:add_apply_command"
