@@ -124,7 +124,8 @@ def main(
     parser.add_argument("--rules", help="the rules to check, with commas between, or all")
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--stop", action="store_true")
-    parser.add_argument("--record", help="record all steps under this name")
+    parser.add_argument("--record", help="record all steps in this folder, with all tensors")
+    parser.add_argument("--perturb", type=int, default=0, help="move inputs of the recorded run by so many units")
     found = parser.parse_args()
     torch.set_num_threads(1)
     if "RANK" in os.environ:
@@ -134,7 +135,9 @@ def main(
         if found.record:
             from monarch_kernel.numerics import record
 
-            stack.enter_context(record(found.record, model, optimizer, steps=found.steps, placements=placements))
+            folder = Path(found.record)
+            options = {"full": True, "perturb": found.perturb, "placements": placements, "folder": folder}
+            stack.enter_context(record(folder.name, model, optimizer, steps=found.steps, **options))
         if found.rules:
             from monarch_kernel.numerics.rules import rules
 
