@@ -1,37 +1,46 @@
 """Silent errors: which seeded ones are found by one command, and what rules cost.
 
-``python -m bench.silent`` runs each program of ``tests/numerics/programs`` under torchrun with each of its errors, once
-with rules and once recorded and compared with the recording of one process, and prints the table. ``--right N`` trains
-the right programs for N steps with all rules, and counts alarms. ``--cost`` measures rules on a transformer.
+``python -m bench.silent`` runs each program of ``tests/numerics/programs`` with each of its errors, once with rules and
+once recorded and compared with the recording of one process, and prints the table. Ranks are forked from this process.
+``--right N`` trains the right programs for N steps with all rules, and counts alarms. ``--cost`` measures rules on a
+transformer.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import importlib
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
+import torch.distributed as dist
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from torch.nn.parallel import DistributedDataParallel
 
 from bench.environments import ROOT, STATE
-from tests.numerics.programs import BUGS, FOLDER, PROGRAMS
+from monarch_kernel.numerics import compare, record
+from monarch_kernel.numerics.claims import BrokenRule
+from monarch_kernel.numerics.rules import rules
+from tests.numerics import ranks as forked_ranks
+from tests.numerics.programs import BUGS, PROGRAMS, common
+from tests.numerics.ranks import run_ranks
 
-#: The limit for one run of a program (seconds).
-LIMIT = 300.0
-_BROKEN = re.compile(
-    r"^Rule (\w+) (possibly )?broken at step (\d+), ranks? [\d, ]+(?: \(([^)]*)\))?: (.*)$", re.MULTILINE
-)
+#: The steps of a run with a seeded error.
+STEPS = 6
 
 
 @dataclass
@@ -57,47 +66,53 @@ class Found:
     seconds: float
 
 
-def run(program: str, ranks: int, *args: str) -> str:
-    """Run a program, under torchrun if it has several ranks; returns its output.
+def train(rank: int, program: str, number: str, steps: int, record_in: str, perturb: int) -> list[dict[str, Any]]:
+    """Train a program in this process: recorded in a folder if there is one, else with all rules.
 
-    Raises RuntimeError with the end of the output if it fails.
+    Returns the broken rules.
     """
-    script = [str(FOLDER / f"{program}.py"), *args]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *torchrun, *script], capture_output=True, text=True, env=environ, timeout=LIMIT, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(f"{program} {' '.join(args)} failed:\n{(done.stdout + done.stderr)[-2000:]}")
-    return done.stdout + done.stderr
+    script = importlib.import_module(f"tests.numerics.programs.{program}")
+    placements = getattr(script, "PLACEMENTS", None)
+    model, optimizer = common.begin(script.build_model, script.build_optimizer, number)
+    broken: list[BrokenRule] = []
+    with ExitStack() as stack:
+        if record_in:
+            folder = Path(record_in)
+            options: dict[str, Any] = {"full": True, "perturb": perturb, "placements": placements, "folder": folder}
+            stack.enter_context(common.in_turn(lambda: record(folder.name, model, optimizer, steps=steps, **options)))
+        else:
+            stack.enter_context(rules(every=1, placements=placements, report=broken.append))
+        for step in range(steps):
+            script.step(model, optimizer, step, number)
+    return [asdict(each) for each in broken]
 
 
 def find(number: str, folder: Path, references: dict[str, list[Path]]) -> Found:
     """Run a program with an error, with rules and recorded, and see what is found."""
     bug = BUGS[number]
-    ranks = PROGRAMS[bug.program]
     began = time.monotonic()
-    output = run(bug.program, ranks, "--bug", number, "--rules", "all")
-    broken = [(rule, bool(unsure), text) for rule, unsure, _, _, text in _BROKEN.findall(output)]
-    by_rule = any(rule == bug.found_by and bug.where in text for rule, _, text in broken)
+    broken = run_ranks(train, PROGRAMS[bug.program], _new(folder), bug.program, number, STEPS, "", 0)[0]
+    by_rule = any(
+        each["rule"] == bug.found_by and any(bug.where in name for name in each["names"] or ("",)) for each in broken
+    )
     compared, by_comparison = compare_with_reference(number, folder, references)
-    rules = ", ".join(dict.fromkeys(rule + "?" * unsure for rule, unsure, _ in broken))
-    return Found(number, bug.program, bug.found_by, rules, compared, by_rule or by_comparison, time.monotonic() - began)
+    shown = ", ".join(dict.fromkeys(each["rule"] + "?" * (not each["sure"]) for each in broken))
+    return Found(number, bug.program, bug.found_by, shown, compared, by_rule or by_comparison, time.monotonic() - began)
 
 
 def compare_with_reference(number: str, folder: Path, references: dict[str, list[Path]]) -> tuple[str, bool]:
-    """Record a program with an error, and compare it with one process; returns the first difference, and if it is it."""
-    from monarch_kernel.numerics import compare
+    """Record a program with an error, and compare it with one process.
 
+    Returns the first difference, and whether it is the error.
+    """
     bug = BUGS[number]
     if bug.program not in references:
         references[bug.program] = [folder / f"{bug.program}-{moved}" for moved in range(3)]
         for moved, target in enumerate(references[bug.program]):
-            run(bug.program, 1, "--record", str(target), "--perturb", str(moved))
+            train(0, bug.program, "", STEPS, str(target), moved)
     reference, *noise = references[bug.program]
     target = folder / f"{bug.program}-bug-{number}"
-    run(bug.program, PROGRAMS[bug.program], "--bug", number, "--record", str(target))
+    run_ranks(train, PROGRAMS[bug.program], _new(folder), bug.program, number, STEPS, str(target), 0)
     try:
         found = compare(reference, target, noise=noise).first
     except ValueError as error:
@@ -111,11 +126,17 @@ def compare_with_reference(number: str, folder: Path, references: dict[str, list
 def alarms(steps: int) -> dict[str, int]:
     """Train each right program with all rules on every step; returns how many verdicts there were."""
     found: dict[str, int] = {}
-    for program, ranks in PROGRAMS.items():
-        output = run(program, ranks, "--rules", "all", "--steps", str(steps))
-        found[program] = len(_BROKEN.findall(output))
-        print(f"{program}: {steps} right steps, {found[program]} alarms", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for program, ranks in PROGRAMS.items():
+            broken = run_ranks(train, ranks, _new(Path(folder)), program, "", steps, "", 0)[0]
+            found[program] = len(broken)
+            print(f"{program}: {steps} right steps, {found[program]} alarms", flush=True)
     return found
+
+
+def _new(folder: Path) -> Path:
+    """Make a folder for the store of a process group."""
+    return Path(tempfile.mkdtemp(dir=folder))
 
 
 # -- cost ------------------------------------------------------------------------------------------------
@@ -141,15 +162,18 @@ def cost(rounds: int, every: int) -> dict[str, float]:
 
 
 def measure_on_rank(rounds: int, every: int) -> None:
-    """Train in turns of 2 * `every` steps without rules and with them; rank 0 prints the figures."""
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
-    from monarch_kernel.numerics.rules import rules
-
+    """Measure `cost` on a rank; rank 0 prints the figures."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    figures = _train_in_turns(rounds, every)
+    if dist.get_rank() == 0:
+        print(json.dumps(figures), flush=True)
+    gc.collect()  # DDP must not be the last to hold the group
+    dist.destroy_process_group()
+
+
+def _train_in_turns(rounds: int, every: int) -> dict[str, float]:
+    """Train in turns of 2 * `every` steps without rules and with them."""
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(384, 6, 1536, dropout=0.1, batch_first=True)
     net = torch.nn.Sequential(
@@ -159,39 +183,34 @@ def measure_on_rank(rounds: int, every: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     torch.manual_seed(1 + dist.get_rank())
 
-    def step() -> float:
-        tokens = torch.randint(4096, (4, 129))
+    def train() -> float:
+        dist.barrier()
         began = time.perf_counter()
-        optimizer.zero_grad()
-        logits = model(tokens[:, :-1])
-        torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
-        optimizer.step()
+        for _ in range(2 * every):
+            tokens = torch.randint(4096, (4, 129))
+            optimizer.zero_grad()
+            logits = model(tokens[:, :-1])
+            torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+            optimizer.step()
         return time.perf_counter() - began
 
-    step()
+    train()
     plain: list[float] = []
-    watched: list[float] = []
+    checked: list[float] = []
     broken: list[object] = []
     for _ in range(rounds):
-        plain.append(sum(step() for _ in range(2 * every)))
-        dist.barrier()
+        plain.append(train())
         with rules(every=every, report=broken.append):
-            watched.append(sum(step() for _ in range(2 * every)))
-        dist.barrier()
-    if dist.get_rank() == 0:
-        ratios = [with_rules / without for with_rules, without in zip(watched, plain, strict=True)]
-        figures = {
-            "parameters": sum(each.numel() for each in net.parameters()),
-            "step_s": statistics.median(plain) / (2 * every),
-            "overhead": statistics.median(ratios) - 1,
-            "overhead_least": min(ratios) - 1,
-            "overhead_most": max(ratios) - 1,
-            "alarms": len(broken),
-        }
-        print(json.dumps(figures), flush=True)
-    dist.barrier()
-    del model, optimizer
-    dist.destroy_process_group()
+            checked.append(train())
+    ratios = [with_rules / without for with_rules, without in zip(checked, plain, strict=True)]
+    return {
+        "parameters": sum(each.numel() for each in net.parameters()),
+        "step_s": statistics.median(plain) / (2 * every),
+        "overhead": statistics.median(ratios) - 1,
+        "overhead_least": min(ratios) - 1,
+        "overhead_most": max(ratios) - 1,
+        "alarms": len(broken),
+    }
 
 
 # -- the command --------------------------------------------------------------------------------------------
@@ -223,6 +242,10 @@ def main(argv: list[str] | None = None) -> None:
         measure_on_rank(args.rank_of_cost, args.every)
         return
     figures: dict[str, object] = {}
+    forked_ranks._LIMIT = 3600.0
+    torch.set_num_threads(1)
+    for program in PROGRAMS:  # once, before ranks are forked
+        importlib.import_module(f"tests.numerics.programs.{program}")
     if args.right:
         figures["alarms"] = alarms(args.right)
     if args.cost:

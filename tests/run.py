@@ -91,6 +91,8 @@ ENGINES = [
     "notebooks/test_tensors_notebook.py",
     "notebooks/test_titan_notebook.py",
     "notebooks/test_torchft_notebook.py",
+    "numerics/test_mesh_rules.py",
+    "numerics/test_programs.py",
     "parity/test_parity.py",
     "spmd/test_process_groups.py",
     "sync/transfer/test_losses.py",
