@@ -9,15 +9,12 @@ from typing import Any
 
 from monarch_kernel.debugger.controller.query import Answers, ask
 from monarch_kernel.numerics.claims import BrokenRule
+from monarch_kernel.numerics.control import NumericsError, problem_of
 
 #: How long ranks may take to begin (they load torch's hooks) and to answer (seconds).
 BEGIN, ANSWER = 30.0, 5.0
 #: How often rank 0 is asked for broken rules (seconds).
 PERIOD = 1.0
-
-
-class MeshRulesError(RuntimeError):
-    """Rules cannot be checked on these ranks."""
 
 
 class MeshRules:
@@ -32,7 +29,7 @@ class MeshRules:
         say: called with the text of each broken rule, from a thread.
 
     Raises:
-        MeshRulesError: a rank is dead, did not answer or refused; the message names it.
+        NumericsError: a rank is dead, did not answer or refused; the message names it.
     """
 
     def __init__(
@@ -56,10 +53,10 @@ class MeshRules:
         answers = ask(
             mesh, begin_here, None if names is None else list(names), uuid.uuid4().hex, options, timeout=BEGIN
         )
-        if problem := _problem(answers):
+        if problem := problem_of(answers):
             self._over.set()
             self._end_on_ranks()
-            raise MeshRulesError(problem)
+            raise NumericsError(problem)
         self.names: list[str] = next(iter(answers.values.values()))
         self._thread = threading.Thread(target=self._poll, name="rules of a mesh", daemon=True)
         self._thread.start()
@@ -98,22 +95,10 @@ class MeshRules:
         """Show new broken rules of rank 0, and return its summary."""
         report = answers.values.get(0)
         if report is None:
-            return f"Rank 0 does not answer: {_problem(answers) or 'it is busy'}."
+            return f"Rank 0 does not answer: {problem_of(answers) or 'it is busy'}."
         broken: list[dict[str, Any]] = report["broken"]
         with self._lock:
             new, self._count = broken[self._count :], max(self._count, len(broken))
         for each in new:
             self._say(str(BrokenRule.from_dict(each)))
         return str(report["summary"])
-
-
-def _problem(answers: Answers) -> str:
-    """Return why ranks did not answer well; "" if all did."""
-    for rank, why in sorted(answers.dead.items()):
-        return f"rank {rank} is dead: {why}"
-    for rank in sorted(answers.errors):
-        return f"rank {rank}: {answers.error_of(rank)}"
-    if answers.late:
-        ranks = ", ".join(map(str, answers.late[:6]))
-        return f"ranks {ranks} did not answer in time; they may be stopped, or hold the interpreter lock"
-    return ""

@@ -178,7 +178,8 @@ class ValueMagics(Subcommands):
         )
 
     def _check_rules(self, found: Arguments) -> None:
-        from monarch_kernel.numerics.mesh_rules import MeshRules, MeshRulesError
+        from monarch_kernel.numerics.control import NumericsError
+        from monarch_kernel.numerics.mesh_rules import MeshRules
 
         current = ValueMagics._rules
         if found.off:
@@ -204,7 +205,7 @@ class ValueMagics(Subcommands):
         self._end_rules()
         try:
             rules = MeshRules(mesh, names, every=every, stop=found.stop, placements=placements, say=self.say)
-        except MeshRulesError as error:
+        except NumericsError as error:
             raise usage_error(found.magic, str(error)) from None
         ValueMagics._rules = rules
         then = "a step that breaks one stops in the debugger" if found.stop else "broken ones are reported here"
