@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from monarch_kernel.debugger.source_locations import shown_file, user_frame
 from monarch_kernel.engines.join.collectives import issued
@@ -76,7 +77,8 @@ class CheckedParameter:
         gradient: a hash of its final local gradient, where nothing is known.
         family: the class of its module if that is a norm, or "".
         is_constant: whether all its elements were equal before the step.
-        optimizer: the optimizer that has it.
+        optimizer: the optimizer that has it, and stepped.
+        is_held: whether any optimizer that stepped so far has it.
     """
 
     name: str
@@ -91,6 +93,7 @@ class CheckedParameter:
     family: str = ""
     is_constant: bool = False
     optimizer: Optimizer | None = None
+    is_held: bool = False
     _sample: torch.Tensor | None = None
 
     @property
@@ -302,7 +305,7 @@ def _name_in_group(each: NamedParameter) -> str:
 
 
 def _without_optimizer(step: CheckedStep) -> Iterator[Finding]:
-    lost = [each for each in step.parameters if each.norm and each.optimizer is None and not each.has_moved]
+    lost = [each for each in step.parameters if each.norm and not each.is_held and not each.has_moved]
     seen: set[str] = step.notes.setdefault("lost", set())
     again = [each.name for each in lost if each.name in seen]
     seen |= {each.name for each in lost}
@@ -524,6 +527,7 @@ class RuleCheck(Subscriber):
         self._extra = False  # whether the next step is checked, due or not
         self._is_extra = False  # whether this step is checked by this rank alone
         self._versions: dict[int, int] = {}  # by id of an optimizer: of its parameters after its step
+        self._held = WeakIdKeyDictionary()  # parameters of optimizers that stepped
         self._nested = 0
         self._ends_later = False
         self._issued: int | None = None  # collectives at the begin of the step before
@@ -705,6 +709,8 @@ class RuleCheck(Subscriber):
     def optimizer_ends(self, optimizer: Optimizer, parameters: Sequence[NamedParameter]) -> None:
         self._nested = max(0, self._nested - 1)
         self._versions[id(optimizer)] = _versions(parameters)
+        for each in parameters:
+            self._held[each.parameter] = True
         if self._late and not self._nested:
             self._stepped = _count_of(optimizer)
         if self._step is None or self._nested:
@@ -794,6 +800,7 @@ class RuleCheck(Subscriber):
         self._captured = {}
         for each in step.parameters:
             each.after = _digest(local_of(each.parameter))
+            each.is_held = each.parameter in self._held
         step.memory = _memory()
 
 

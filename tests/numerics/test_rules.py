@@ -295,6 +295,20 @@ def test_a_gradient_that_no_optimizer_has_is_possibly_wrong() -> None:
     assert "updates possibly broken at step 1" in said and "0.weight, 0.bias get gradients, but no optimizer" in said
 
 
+def test_two_models_with_an_optimizer_each_are_right() -> None:
+    training = Training()
+    other = torch.nn.Linear(4, 4)
+    generates = torch.optim.Adam(other.parameters(), lr=0.01)
+    for _ in range(6):
+        training.optimizer.zero_grad()
+        training.model(other(torch.randn(3, 4)).detach()).mean().backward()
+        training.optimizer.step()
+        generates.zero_grad()
+        training.model(other(torch.randn(3, 4))).pow(2).mean().backward()
+        generates.step()  # leaves gradients in both
+    assert training.said() == ""
+
+
 def test_nan_in_gradients_is_named_unless_a_scaler_skips_the_step() -> None:
     training = Training()
     training.optimizer = torch.optim.SGD(training.model.parameters(), lr=0.1, fused=True)
