@@ -1,4 +1,7 @@
-"""BF16 weights on each rank, and FP32 master weights sharded over the ranks (ZeRO 1), by hand: bugs 22, 24 to 26."""
+"""Weights on each rank, and FP32 master weights sharded over the ranks (ZeRO 1), by hand: bugs 22, 24 to 26.
+
+With bug 24, and with "bf16", which is right, the weights are in BF16.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from tests.numerics.programs.common import Optimizer, main, shard, size
 
 WIDTH, VOCABULARY = 16, 32
-RATE, DECAY = 0.1, 0.01
+RATE, DECAY = 0.1, 0.1
 
 
 class Net(torch.nn.Module):
@@ -50,14 +53,11 @@ class ShardedSGD(Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for (_, weight), part in zip(self.named, self.inner.param_groups[0]["params"]):
-            grad = weight.grad.float().flatten()
             decay = DECAY * weight.float().flatten()
-            if self.bug == "25":
-                grad = grad + decay * size()
-            if dist.is_initialized():
-                dist.all_reduce(grad)
-            grad /= size()
-            part.grad = shard(grad if self.bug == "25" else grad + decay)
+            if self.bug == "25" and dist.is_initialized():
+                dist.all_reduce(decay)
+            part.data -= RATE * shard(decay)
+            part.grad = shard(weight.grad.float().flatten())
         stale = {name: self.masters[id(weight)].clone() for name, weight in self.named if name.startswith("layers.1")}
         self.inner.step()
         for name, weight in self.named:
@@ -71,7 +71,7 @@ class ShardedSGD(Optimizer):
 
 
 def build_model(bug: str = "") -> torch.nn.Module:
-    return Net().bfloat16()
+    return Net().bfloat16() if bug in ("24", "bf16") else Net()
 
 
 def build_optimizer(model: torch.nn.Module, bug: str = "") -> Optimizer:
@@ -101,6 +101,10 @@ def step(model: torch.nn.Module, optimizer: Optimizer, number: int, bug: str = "
     optimizer.zero_grad()
     loss = F.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten())
     loss.backward()
+    if dist.is_initialized():
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= size()
     optimizer.step()
     return loss.detach()
 
