@@ -158,7 +158,7 @@ class ValueMagics(Subcommands):
         from monarch_kernel.tensor import watch_nan
 
         if found.off == found.nan:
-            raise usage_error(found.magic, "say --nan or --rules to begin, or --off to end")
+            raise usage_error(found.magic, "say --nan to begin, --rules to check training steps, or --off to end")
         if found.off:
             ended = self._end_rules()
             if ValueMagics._watch is not None:
