@@ -37,8 +37,10 @@ if TYPE_CHECKING:
         SubmissionRefusedError,
     )
     from monarch_kernel.numerics.collectives import CollectivesError
+    from monarch_kernel.numerics.comparison import AlignmentError
     from monarch_kernel.numerics.control import NumericsError
     from monarch_kernel.numerics.observer import StopRun
+    from monarch_kernel.numerics.reference import ReferenceRunError
     from monarch_kernel.numerics.step_capture import CaptureError
     from monarch_kernel.numerics.step_replay import CollectiveMismatchError, ReplayError
     from monarch_kernel.pool.pool_executor import TaskInterrupted
@@ -78,6 +80,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ActorError",
     "AddressError",
+    "AlignmentError",
     "AttachTimeoutError",
     "BorrowError",
     "CaptureError",
@@ -121,6 +124,7 @@ __all__ = [
     "RDMAWriteTransferWarning",
     "RankFailure",
     "RanksDifferWarning",
+    "ReferenceRunError",
     "RemoteException",
     "ReplayError",
     "ReportError",
@@ -143,6 +147,7 @@ __all__ = [
 
 _LOADED_AT_FIRST_USE = {
     "AddressError": "monarch_kernel.protocol.worker_addresses",
+    "AlignmentError": "monarch_kernel.numerics.comparison",
     "AttachTimeoutError": "monarch_kernel.runtime.actor.hosts.attachment",
     "BorrowError": "monarch_kernel.runtime.tensor.controller.errors",
     "CaptureError": "monarch_kernel.numerics.step_capture",
@@ -180,6 +185,7 @@ _LOADED_AT_FIRST_USE = {
     "RDMAWriteTransferWarning": "monarch_kernel.runtime.transfer.backend_settings",
     "RDMATimeoutError": "monarch_kernel.runtime.transfer.errors",
     "RanksDifferWarning": "monarch_kernel.runtime.tensor.controller.errors",
+    "ReferenceRunError": "monarch_kernel.numerics.reference",
     "RemoteException": "monarch_kernel.runtime.tensor.controller.errors",
     "ReplayError": "monarch_kernel.numerics.step_replay",
     "ReportError": "monarch_kernel.debugger.reports.job_report",

@@ -94,6 +94,8 @@ ENGINES = [
     "notebooks/test_torchft_notebook.py",
     "numerics/test_capture_magics.py",
     "numerics/test_replay.py",
+    "numerics/test_mesh_rules.py",
+    "numerics/test_programs.py",
     "parity/test_parity.py",
     "spmd/test_process_groups.py",
     "sync/transfer/test_losses.py",

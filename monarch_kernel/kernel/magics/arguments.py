@@ -144,10 +144,11 @@ def _split(parser: argparse.ArgumentParser, line: str, options: OptionsAt) -> tu
     text = line.strip()
     if options is OptionsAt.WITHIN:
         return (["--help"], "") if text.split(None, 1)[:1] in [[word] for word in _HELP] else ([], text)
-    actions = [(option, action.nargs != 0) for action in parser._actions for option in action.option_strings]
-    with_value = "|".join(option for option, takes_value in actions if takes_value)
-    flags = "|".join([*(option for option, takes_value in actions if not takes_value), *_HELP])
-    option = rf"(?:({with_value})(?:\s+|=)(\S+)|({flags}))"
+    actions = [(option, action.nargs) for action in parser._actions for option in action.option_strings]
+    with_value = "|".join(option for option, nargs in actions if nargs not in (0, "?"))
+    flags = "|".join([*(option for option, nargs in actions if nargs in (0, "?")), *_HELP])
+    may_have_value = "|".join(option for option, nargs in actions if nargs == "?") or "(?!)"
+    option = rf"(?:({with_value}|{may_have_value}(?=(?:\s+|=)[^-\s]))(?:\s+|=)(\S+)|({flags}))"
     words: list[str] = []
     while match := re.match(rf"{option}(?:\s+|$)", text):
         words += _words(match)

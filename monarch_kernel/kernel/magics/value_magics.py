@@ -26,6 +26,7 @@ class ValueMagics(Subcommands):
     """Comparing values of ranks, drawing them, and following tensors: their costs, first NaN and memory."""
 
     _watch: Any = None  # of this process
+    _rules: Any = None  # MeshRules of this process
 
     @magic_arguments("mesh diff")
     @text_argument(
@@ -132,19 +133,39 @@ class ValueMagics(Subcommands):
     @argument("--nan", action="store_true", help="stop at the operation that makes the first NaN or Inf")
     @argument("--no-inf", action="store_true", help="NaN alone")
     @argument("--later", action="store_true", help="the next fetch reports it, which costs no round trip per operation")
+    @argument(
+        "--rules",
+        nargs="?",
+        const="all",
+        metavar="R,R",
+        help="check rules on training steps of the ranks, all or these: replicas, updates, data, random, grads, lr, "
+        "buffers, memory; again: report",
+    )
+    @argument("--every", type=int, metavar="N", help="check rules on every Nth step (default: 10)")
+    @argument("--stop", action="store_true", help="stop in the debugger after a step that breaks a rule")
+    @argument("--placements", metavar="NAME", help="a variable with the placements of plain tensors by patterns")
+    @mesh_option("the mesh whose ranks check rules (default: the one in use)")
     @argument("--off", action="store_true", help="watch no more")
     def watch(self, found: Arguments) -> None:
-        """Stop at the operation on a mesh that makes the first NaN or Inf on any rank, with the line that issued it."""
+        """Stop at the operation on a mesh that makes the first NaN or Inf on any rank, with the line that issued it.
+
+        With --rules, ranks check rules on their training steps, in cells of a mesh and in joined jobs, and a broken
+        rule is reported with its step, rank, parameter and line.
+        """
+        if found.rules is not None:
+            self._check_rules(found)
+            return
         from monarch_kernel.tensor import watch_nan
 
         if found.off == found.nan:
-            raise usage_error(found.magic, "say --nan to begin, or --off to end")
+            raise usage_error(found.magic, "say --nan to begin, --rules to check training steps, or --off to end")
         if found.off:
+            ended = self._end_rules()
             if ValueMagics._watch is not None:
                 ValueMagics._watch.stop()
                 ValueMagics._watch = None
                 self.say("Operations are no longer watched for NaN.")
-            else:
+            elif not ended:
                 self.say("Nothing was watched for NaN.")
             return
         if found.expression:
@@ -155,6 +176,53 @@ class ValueMagics(Subcommands):
         self.say(
             f"From now on, {how} the operation on a mesh that makes the first {what}; %mesh watch --off ends that."
         )
+
+    def _check_rules(self, found: Arguments) -> None:
+        from monarch_kernel.numerics.control import NumericsError
+        from monarch_kernel.numerics.mesh_rules import MeshRules
+
+        current = ValueMagics._rules
+        if found.off:
+            if not self._end_rules():
+                self.say("No rules were checked.")
+            return
+        changes = found.rules != "all" or found.every is not None or found.stop or found.placements or found.on
+        if current is not None and not current.has_ended and not changes:
+            self.say(current.report())
+            return
+        every = 10 if found.every is None else found.every
+        if every < 1:
+            raise usage_error(found.magic, f"--every takes a number of steps from 1 on, not {every}")
+        placements = None
+        if found.placements:
+            placements = self._notebook.shell.user_ns.get(found.placements)
+            if not isinstance(placements, Mapping):
+                raise usage_error(
+                    found.magic, f'no variable {found.placements} has placements, as in {{"*.wq": Shard(0)}}'
+                )
+        names = None if found.rules == "all" else [each for each in found.rules.strip("[]").split(",") if each]
+        mesh, name = self._meant(found.on, found.magic)
+        self._end_rules()
+        try:
+            rules = MeshRules(mesh, names, every=every, stop=found.stop, placements=placements, say=self.say)
+        except NumericsError as error:
+            raise usage_error(found.magic, str(error)) from None
+        ValueMagics._rules = rules
+        then = "a step that breaks one stops in the debugger" if found.stop else "broken ones are reported here"
+        steps = "every step" if every == 1 else f"one step in {every}"
+        self.say(
+            f"The ranks of {name} check {', '.join(rules.names)} on {steps}; {then}. "
+            "%mesh watch --rules reports, %mesh watch --off ends that."
+        )
+
+    def _end_rules(self) -> bool:
+        """End the check of rules, if there is one, with its last report."""
+        current, ValueMagics._rules = ValueMagics._rules, None
+        if current is None:
+            return False
+        if not current.has_ended:
+            self.say(f"Rules are no longer checked. {current.end()}")
+        return True
 
     def _state(self, found: Arguments) -> str:
         handle = self._handle(found)

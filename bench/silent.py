@@ -1,0 +1,274 @@
+"""Silent errors: which seeded ones are found by one command, and what rules cost.
+
+``python -m bench.silent`` runs each program of ``tests/numerics/programs`` with each of its errors, once with rules and
+once recorded and compared with the recording of one process, and prints the table. Ranks are forked from this process.
+``--right N`` trains the right programs for N steps with all rules, and counts alarms. ``--cost`` measures rules on a
+transformer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.environments import ROOT, STATE
+from monarch_kernel.numerics import compare, record
+from monarch_kernel.numerics.claims import BrokenRule
+from monarch_kernel.numerics.rules import rules
+from tests.numerics import ranks as forked_ranks
+from tests.numerics.programs import BUGS, PROGRAMS, common
+from tests.numerics.ranks import run_ranks
+
+#: The steps of a run with a seeded error.
+STEPS = 6
+
+
+@dataclass
+class Found:
+    """What was found of a seeded error.
+
+    Attributes:
+        bug: its number.
+        program: the program that has it.
+        meant_for: the rule, or "compare".
+        rules: the rules that broke; those that only possibly broke have a question mark.
+        compared: the first difference from the reference: phase and module; or why there is none.
+        is_found: whether rules or the comparison name the right rule or phase, and the right module.
+        seconds: how long both took, with the program's own time.
+    """
+
+    bug: str
+    program: str
+    meant_for: str
+    rules: str
+    compared: str
+    is_found: bool
+    seconds: float
+
+
+def train(rank: int, program: str, number: str, steps: int, record_in: str, perturb: int) -> list[dict[str, Any]]:
+    """Train a program in this process: recorded in a folder if there is one, else with all rules.
+
+    Returns the broken rules.
+    """
+    script = importlib.import_module(f"tests.numerics.programs.{program}")
+    placements = getattr(script, "PLACEMENTS", None)
+    model, optimizer = common.begin(script.build_model, script.build_optimizer, number)
+    broken: list[BrokenRule] = []
+    with ExitStack() as stack:
+        if record_in:
+            folder = Path(record_in)
+            options: dict[str, Any] = {"full": True, "perturb": perturb, "placements": placements, "folder": folder}
+            stack.enter_context(common.in_turn(lambda: record(folder.name, model, optimizer, steps=steps, **options)))
+        else:
+            stack.enter_context(rules(every=1, placements=placements, report=broken.append))
+        for step in range(steps):
+            script.step(model, optimizer, step, number)
+    return [asdict(each) for each in broken]
+
+
+def find(number: str, folder: Path, references: dict[str, list[Path]]) -> Found:
+    """Run a program with an error, with rules and recorded, and see what is found."""
+    bug = BUGS[number]
+    began = time.monotonic()
+    broken = run_ranks(train, PROGRAMS[bug.program], _new(folder), bug.program, number, STEPS, "", 0)[0]
+    by_rule = any(
+        each["rule"] == bug.found_by and any(bug.where in name for name in each["names"] or ("",)) for each in broken
+    )
+    compared, by_comparison = compare_with_reference(number, folder, references)
+    shown = ", ".join(dict.fromkeys(each["rule"] + "?" * (not each["sure"]) for each in broken))
+    return Found(number, bug.program, bug.found_by, shown, compared, by_rule or by_comparison, time.monotonic() - began)
+
+
+def compare_with_reference(number: str, folder: Path, references: dict[str, list[Path]]) -> tuple[str, bool]:
+    """Record a program with an error, and compare it with one process.
+
+    Returns the first difference, and whether it is the error.
+    """
+    bug = BUGS[number]
+    if bug.program not in references:
+        references[bug.program] = [folder / f"{bug.program}-{moved}" for moved in range(3)]
+        for moved, target in enumerate(references[bug.program]):
+            train(0, bug.program, "", STEPS, str(target), moved)
+    reference, *noise = references[bug.program]
+    target = folder / f"{bug.program}-bug-{number}"
+    run_ranks(train, PROGRAMS[bug.program], _new(folder), bug.program, number, STEPS, str(target), 0)
+    try:
+        found = compare(reference, target, noise=noise).first
+    except ValueError as error:
+        return f"{type(error).__name__}: {str(error)[:80]}", bug.phase is not None and bug.where in str(error)
+    if found is None:
+        return "equal", False
+    name = f"{found.module}.{found.tensor}" if found.module else found.tensor
+    return f"{found.phase} {name}", found.phase == bug.phase and bug.where in name
+
+
+def alarms(steps: int) -> dict[str, int]:
+    """Train each right program with all rules on every step; returns how many verdicts there were."""
+    found: dict[str, int] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for program, ranks in PROGRAMS.items():
+            broken = run_ranks(train, ranks, _new(Path(folder)), program, "", steps, "", 0)[0]
+            found[program] = len(broken)
+            print(f"{program}: {steps} right steps, {found[program]} alarms", flush=True)
+    return found
+
+
+def _new(folder: Path) -> Path:
+    """Make a folder for the store of a process group."""
+    return Path(tempfile.mkdtemp(dir=folder))
+
+
+# -- cost ------------------------------------------------------------------------------------------------
+
+
+def cost(rounds: int, every: int) -> dict[str, float]:
+    """Measure rules on a transformer of 4 layers and 10 M parameters on 2 ranks of DDP; returns figures by name."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "bench.silent"]
+    done = subprocess.run(
+        [sys.executable, *torchrun, "--rank-of-cost", str(rounds), "--every", str(every)],
+        capture_output=True,
+        text=True,
+        env=environ,
+        timeout=1800,
+        check=False,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        raise RuntimeError(f"the measurement failed:\n{(done.stdout + done.stderr)[-2000:]}")
+    figures: dict[str, float] = json.loads(lines[0])
+    return figures
+
+
+def measure_on_rank(rounds: int, every: int) -> None:
+    """Measure `cost` on a rank; rank 0 prints the figures."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    figures = _train_in_turns(rounds, every)
+    if dist.get_rank() == 0:
+        print(json.dumps(figures), flush=True)
+    gc.collect()  # DDP must not be the last to hold the group
+    dist.destroy_process_group()
+
+
+def _train_in_turns(rounds: int, every: int) -> dict[str, float]:
+    """Train in turns of 2 * `every` steps without rules and with them."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(384, 6, 1536, dropout=0.1, batch_first=True)
+    net = torch.nn.Sequential(
+        torch.nn.Embedding(4096, 384), torch.nn.TransformerEncoder(layer, 4), torch.nn.Linear(384, 4096)
+    )
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    torch.manual_seed(1 + dist.get_rank())
+
+    def train() -> float:
+        dist.barrier()
+        began = time.perf_counter()
+        for _ in range(2 * every):
+            tokens = torch.randint(4096, (4, 129))
+            optimizer.zero_grad()
+            logits = model(tokens[:, :-1])
+            torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+            optimizer.step()
+        return time.perf_counter() - began
+
+    train()
+    plain: list[float] = []
+    checked: list[float] = []
+    broken: list[object] = []
+    for _ in range(rounds):
+        plain.append(train())
+        with rules(every=every, report=broken.append):
+            checked.append(train())
+    ratios = [with_rules / without for with_rules, without in zip(checked, plain, strict=True)]
+    return {
+        "parameters": sum(each.numel() for each in net.parameters()),
+        "step_s": statistics.median(plain) / (2 * every),
+        "overhead": statistics.median(ratios) - 1,
+        "overhead_least": min(ratios) - 1,
+        "overhead_most": max(ratios) - 1,
+        "alarms": len(broken),
+    }
+
+
+# -- the command --------------------------------------------------------------------------------------------
+
+
+def table(found: Sequence[Found]) -> Table:
+    """Return the table of seeded errors."""
+    shown = Table(box=box.SIMPLE_HEAD, title="Seeded errors")
+    for heading in ("bug", "program", "what", "for", "rules that broke", "first difference", "found"):
+        shown.add_column(heading)
+    for each in found:
+        what = BUGS[each.bug].what
+        is_found = "yes" if each.is_found else "no"
+        shown.add_row(each.bug, each.program, what, each.meant_for, each.rules, each.compared, is_found)
+    return shown
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser("python -m bench.silent", description=__doc__)
+    parser.add_argument("bugs", nargs="*", metavar="BUG", help="seeded errors (default: all)")
+    parser.add_argument("--right", type=int, metavar="N", help="train the right programs for N steps with rules")
+    parser.add_argument("--cost", type=int, metavar="ROUNDS", help="measure what rules cost")
+    parser.add_argument("--every", type=int, default=10, help="check rules on every Nth step, for --cost")
+    parser.add_argument("--rank-of-cost", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path, help="where the figures go (default: .bench/results/silent-TIME.json)")
+    args = parser.parse_args(argv)
+    if args.rank_of_cost:
+        measure_on_rank(args.rank_of_cost, args.every)
+        return
+    figures: dict[str, object] = {}
+    forked_ranks._LIMIT = 3600.0
+    torch.set_num_threads(1)
+    for program in PROGRAMS:  # once, before ranks are forked
+        importlib.import_module(f"tests.numerics.programs.{program}")
+    if args.right:
+        figures["alarms"] = alarms(args.right)
+    if args.cost:
+        figures["cost"] = cost(args.cost, args.every)
+        print(json.dumps(figures["cost"], indent=1))
+    if args.bugs or not (args.right or args.cost):
+        unknown = [each for each in args.bugs if each not in BUGS]
+        if unknown:
+            parser.error(f"there is no seeded error {', '.join(unknown)}; there are {', '.join(BUGS)}")
+        found: list[Found] = []
+        with tempfile.TemporaryDirectory() as folder:
+            references: dict[str, list[Path]] = {}
+            for number in args.bugs or BUGS:
+                found.append(find(number, Path(folder), references))
+                print(f"{number}: {'found' if found[-1].is_found else 'not found'}", file=sys.stderr, flush=True)
+        Console(width=200, highlight=False).print(table(found))
+        listed = [each for each in found if each.bug.isdigit()]
+        print(f"{sum(each.is_found for each in listed)} of {len(listed)} numbered errors found")
+        figures["bugs"] = [asdict(each) for each in found]
+    target = args.json or STATE / "results" / f"silent-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,462 @@
+"""Run one recorded step again in a single process, as the reference that the job is compared with.
+
+A recording with the tensors themselves (`full`) has all that a step needs: weights, batch, the gradient of the model's
+output and the states of random generators. `reference_of` starts a process that builds the model with a function of the
+user's, gives it the job's weights, joined from all ranks, and runs the batch of all ranks through it: once as it is, a
+second time to find kernels that are not deterministic, and then with perturbed inputs, whose recordings tell how far
+rounding alone may move each tensor. `compare_with_reference` compares.
+
+The loss is not needed: gradients begin with the recorded gradient of the model's output. Updates of the optimizer are
+therefore not compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from monarch_kernel.numerics.alignment import Run, clusters, count, exact
+from monarch_kernel.numerics.comparison import Comparison, compare_runs
+
+if TYPE_CHECKING:
+    import torch
+
+    from monarch_kernel.numerics.alignment import RecordedPart
+    from monarch_kernel.numerics.recording import Entry, Recording
+
+#: How many runs with perturbed inputs measure tolerances.
+_PERTURBED = 2
+#: Kinds of a step that a run without the job's optimizer has in common with it.
+_KINDS = frozenset(("input", "output", "grad_input", "grad_output", "gradient", "reduced_gradient", "generator"))
+
+
+class ReferenceRunError(RuntimeError):
+    """The reference cannot be run; the message says what is missing and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """A function that returns the model.
+
+    Attributes:
+        file: the Python file.
+        function: its name in that file.
+    """
+
+    file: Path
+    function: str
+
+    @classmethod
+    def of(cls, text: str) -> Builder:
+        """Read `train.py:build_model`. Raises ValueError if that is no function of a file."""
+        file, colon, function = text.rpartition(":")
+        if not colon or not function.isidentifier():
+            raise ValueError(f"{text!r} is no function of a file: write FILE:FUNCTION, such as train.py:build_model")
+        path = Path(file).expanduser().absolute()
+        if not path.is_file():
+            raise ValueError(f"there is no file {path} with {function}")
+        return cls(path, function)
+
+
+def compare_with_reference(recording: Recording, builder: str) -> Comparison:
+    """Compare the first step of a recorded job with a run of the same step in one process.
+
+    Args:
+        recording: of the job, with its tensors (`full=True`).
+        builder: `FILE:FUNCTION`; the function takes no arguments and returns the whole model.
+
+    Raises:
+        ReferenceRunError: the step cannot be run again.
+        ValueError: `builder` names no function.
+        AlignmentError: the job has another model.
+    """
+    from monarch_kernel.numerics.recording import Recording
+
+    folders = reference_of(recording, Builder.of(builder))
+    plain, again, *perturbed = (Recording.open(folder) for folder in folders)
+
+    def first_step(one: Recording, name: str) -> Run:
+        entries = [entry for entry in one.entries() if entry.step == 0 and _is_compared(entry)]
+        return Run.of(entries, name)
+
+    found = compare_runs(
+        first_step(plain, "reference"),
+        first_step(recording, recording.name),
+        [first_step(each, "perturbed reference") for each in perturbed],
+        tensors=(plain.tensor, recording.tensor),
+    )
+    repeated = compare_runs(first_step(plain, "reference"), first_step(again, "reference, run again"))
+    notes = list(found.notes)
+    if repeated.identical != repeated.compared and repeated.worst is not None:
+        notes.append(_nondeterminism(repeated, folders[0]))
+    if _has_other_generators(recording):
+        notes.append(
+            "Ranks of the job have different random generators, so masks of dropout differ from the reference's: "
+            "compare without dropout."
+        )
+    return replace(found, notes=tuple(notes))
+
+
+def _is_compared(entry: Entry) -> bool:
+    return entry.kind in _KINDS or (entry.kind == "parameter" and entry.phase == "forward")
+
+
+def _has_other_generators(recording: Recording) -> bool:
+    states = {
+        entry.hash
+        for entry in recording.entries()
+        if entry.kind == "generator" and entry.step == 0 and entry.name.startswith("torch")
+    }
+    return len(states) > 1
+
+
+def _nondeterminism(repeated: Comparison, folder: Path) -> str:
+    """Describe a reference that differs when it is run again, with the operations that torch blames."""
+    first = min(repeated.differences, key=lambda each: each.step, default=repeated.worst)
+    where = first.title if first is not None else "a tensor"
+    try:
+        operations: list[str] = json.loads((folder / "nondeterministic.json").read_text())
+    except (OSError, ValueError):
+        operations = []
+    blamed = f" ({', '.join(operations)})" if operations else ""
+    return (
+        f"The reference differs when it is run again, first in {where}{blamed}: call "
+        "torch.use_deterministic_algorithms(True) in both programs."
+    )
+
+
+def reference_of(recording: Recording, builder: Builder) -> list[Path]:
+    """Run the first recorded step in a process of its own.
+
+    Returns:
+        The folders of its recordings, beside that of the job: of the step, of the same step again, and of perturbed
+        ones.
+
+    Raises:
+        ReferenceRunError: the step cannot be run again.
+    """
+    names = ["reference", "reference-again", *(f"reference-perturbed-{units}" for units in range(1, _PERTURBED + 1))]
+    folders = [recording.folder.with_name(f"{recording.folder.name}.{name}") for name in names]
+    StepData.of(recording)  # what is missing is said before a process is started
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    order = {
+        "recording": str(recording.folder),
+        "file": str(builder.file),
+        "function": builder.function,
+        "folders": [str(folder) for folder in folders],
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", __name__],
+        input=json.dumps(order),
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        reason = lines[-1] if lines else f"exit code {done.returncode}"
+        raise ReferenceRunError(f"{builder.file.name}:{builder.function} cannot run as the reference: {reason}")
+    return folders
+
+
+# -- what a step needs -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class StepData:
+    """The tensors that a step begins with, joined from all ranks.
+
+    Attributes:
+        weights: parameters by name.
+        inputs: by micro-batch, the inputs of the model by position or keyword.
+        gradients: by micro-batch, the gradients of its outputs by name.
+        generators: states of random generators of the first rank by name.
+    """
+
+    weights: dict[str, torch.Tensor] = field(default_factory=dict[str, "torch.Tensor"])
+    inputs: list[dict[str, torch.Tensor]] = field(default_factory=list[dict[str, "torch.Tensor"]])
+    gradients: list[dict[str, torch.Tensor]] = field(default_factory=list[dict[str, "torch.Tensor"]])
+    generators: dict[str, torch.Tensor] = field(default_factory=dict[str, "torch.Tensor"])
+
+    @classmethod
+    def of(cls, recording: Recording) -> StepData:
+        """Read the first step of a recording. Raises ReferenceRunError if something is missing."""
+        run = Run.of([entry for entry in recording.entries() if entry.step == 0], recording.name)
+        found = cls()
+        if not recording.description.get("full"):
+            raise ReferenceRunError(
+                f"{recording.name} has summaries only: record the job with full=True (%mesh record NAME --full), so "
+                "that the reference has its weights and batch"
+            )
+        micros = sorted({key.micro for key in run.parts if key.kind == "input" and not key.name})
+        if not micros:
+            raise ReferenceRunError(
+                f"{recording.name} has no inputs of a whole model: the program calls parts of it one by one"
+            )
+        found.inputs, found.gradients = [{} for _ in micros], [{} for _ in micros]
+        split = 1
+        for key, parts in run.parts.items():
+            if key.kind == "parameter" and key.phase == "forward":
+                found.weights[key.name] = _joined(recording, key.name, parts)[0]
+            elif key.kind == "input" and not key.name and key.call == 0:
+                value, number = _joined(recording, f"input {key.tensor}", parts, dim=0)
+                found.inputs[micros.index(key.micro)][key.tensor] = value
+                split = max(split, number)
+        for key, parts in run.parts.items():
+            if key.kind == "grad_output" and not key.name and key.call == 0 and key.micro in micros:
+                scalar = count(parts[0].entry) == 1
+                if scalar:  # a loss: of each rank, of which the mean counts
+                    value = _tensor(recording, parts[0].entry)
+                else:
+                    value, number = _joined(recording, "the output's gradient", parts, dim=0)
+                    if number not in (1, split):
+                        raise ReferenceRunError(
+                            f"ranks have {number} different parts of the model's output, and {split} of its inputs: "
+                            "record with placements of the output, such as {':output': Shard(-1)}"
+                        )
+                    value = value / number  # each rank's loss is the mean over its part of the batch
+                found.gradients[micros.index(key.micro)][key.tensor] = value
+        for entry in run.aside:
+            if entry.kind == "generator" and entry.rank == run.ranks[0]:
+                found.generators[entry.name] = _tensor(recording, entry)
+        if not found.weights:
+            raise ReferenceRunError(f"{recording.name} has no weights: record it with what='modules,optimizer'")
+        return found
+
+
+def _tensor(recording: Recording, entry: Entry) -> torch.Tensor:
+    found = recording.tensor(entry)
+    if found is None:
+        raise ReferenceRunError(
+            f"{recording.name} has not kept {entry.kind} {entry.name or 'of the model'} of rank {entry.rank}: record "
+            "it with full=True and keep=1"
+        )
+    return found
+
+
+def _joined(
+    recording: Recording, what: str, parts: Sequence[RecordedPart], dim: int | None = None
+) -> tuple[torch.Tensor, int]:
+    """Return the tensor that parts make up, and how many distinct parts it has.
+
+    Args:
+        dim: the dimension along which parts without a placement are joined in the order of ranks, as of a batch.
+    """
+    import torch
+
+    placements = [part.entry.placement for part in parts]
+    if all(each is not None for each in placements):
+        first = placements[0]
+        assert first is not None
+        whole = torch.zeros(first.global_shape, dtype=_tensor(recording, parts[0].entry).dtype)
+        seen: set[tuple[int, ...]] = set()
+        filled = 0
+        for part, placement in zip(parts, placements, strict=True):
+            assert placement is not None
+            if not count(part.entry) or (placement.offsets in seen and not placement.partial):
+                continue
+            seen.add(placement.offsets)
+            local = _tensor(recording, part.entry)
+            index = tuple(slice(at, at + size) for at, size in zip(placement.offsets, local.shape, strict=True))
+            whole[index] += local
+            filled += local.numel()
+        if filled < whole.numel():
+            raise ReferenceRunError(f"{recording.name}: parts of {what} are missing: ranks have not recorded all of it")
+        return whole, len(seen)
+    alike = clusters(parts, exact)
+    if len(alike) == 1:
+        return _tensor(recording, parts[0].entry), 1
+    if dim is None and len({part.entry.shape for part in parts}) == 1:
+        return _tensor(recording, parts[0].entry), 1  # replicas that differ, which the comparison reports
+    if dim is None:
+        raise ReferenceRunError(
+            f"ranks have different parts of {what}, and it is not known which: record with placements, such as "
+            f'{{"{what}": Shard(0)}}'
+        )
+    tensors = [_tensor(recording, cluster[0].entry) for cluster in alike]
+    if len({(each.dim(), each.dtype) for each in tensors}) != 1 or not tensors[0].dim():
+        raise ReferenceRunError(f"ranks have different tensors as {what}: pipelines cannot be joined to one batch yet")
+    return torch.cat(tensors, dim), len(tensors)
+
+
+# -- the process that runs it ------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Run the step that standard input describes. Ends with a message and exit code 1 if it cannot."""
+    order = json.load(sys.stdin)
+    try:
+        _run(Path(order["recording"]), Builder(Path(order["file"]), order["function"]), order["folders"])
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}".replace("\n", " "), file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def _run(folder: Path, builder: Builder, folders: Sequence[str]) -> None:
+    from monarch_kernel.numerics.recording import Recording
+
+    data = StepData.of(Recording.open(folder))
+    with contextlib.redirect_stdout(sys.stderr):
+        model = _built(builder)
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        operations: set[str] = set()
+        for at, target in enumerate(folders):
+            _load(model, data, buffers)
+            if at == 1:
+                with _deterministic_warnings(operations):
+                    _step(model, data, target, 0)
+            else:
+                _step(model, data, target, max(0, at - 1))
+    if operations:
+        path = Path(folders[0]) / "nondeterministic.json"
+        path.write_text(json.dumps(sorted(operations)))
+        path.chmod(0o600)
+
+
+def _built(builder: Builder) -> torch.nn.Module:
+    import torch
+
+    sys.path.insert(0, str(builder.file.parent))
+    spec = importlib.util.spec_from_file_location(builder.file.stem, builder.file)
+    if spec is None or spec.loader is None:
+        raise ReferenceRunError(f"{builder.file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[builder.file.stem] = module
+    spec.loader.exec_module(module)
+    build = getattr(module, builder.function, None)
+    if not callable(build):
+        raise ReferenceRunError(f"{builder.file.name} has no function {builder.function}")
+    model = build()
+    if not isinstance(model, torch.nn.Module):
+        raise ReferenceRunError(f"{builder.function}() returned {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def _load(model: torch.nn.Module, data: StepData, buffers: Mapping[str, torch.Tensor]) -> None:
+    """Give the model the job's weights, the buffers that it was built with, and the states of generators."""
+    import torch
+
+    from monarch_kernel.numerics.observer import named_parameters
+
+    own = dict(named_parameters(model))
+    missing, extra = sorted(own.keys() - data.weights.keys()), sorted(data.weights.keys() - own.keys())
+    shapes = [
+        f"{name} {tuple(own[name].shape)} there and {tuple(data.weights[name].shape)} in the job"
+        for name in own
+        if name in data.weights and own[name].shape != data.weights[name].shape
+    ]
+    if missing or extra or shapes:
+        raise ReferenceRunError(
+            "the model is not the job's: "
+            + "; ".join(
+                f"{text} {', '.join(names[:8])}{' and more' if len(names) > 8 else ''}"
+                for text, names in (
+                    ("only the reference has", missing),
+                    ("only the job has", extra),
+                    ("other shapes:", shapes),
+                )
+                if names
+            )
+        )
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(data.weights[name])
+            parameter.grad = None
+        for name, buffer in model.named_buffers():
+            if name in buffers:
+                buffer.copy_(buffers[name])
+    for name, state in data.generators.items():
+        if name == "torch.cpu":
+            torch.set_rng_state(state)
+        elif name.startswith("torch.cuda") and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state)
+
+
+def _step(model: torch.nn.Module, data: StepData, folder: str, perturb: int) -> None:
+    """Record a step: forward, and backward from the recorded gradients of outputs."""
+    import torch
+
+    from monarch_kernel.numerics.observer import _tensors
+    from monarch_kernel.numerics.recording import record
+
+    device = next(model.parameters()).device
+    # Its only use is to end the step. It moves nothing.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    name = Path(folder).name
+    options: dict[str, Any] = {"rank": 0, "world_size": 1, "replace": True, "full": not perturb, "perturb": perturb}
+    with record(name, model, optimizer, steps=1, folder=folder, **options) as recorder:
+        for inputs, gradients in zip(data.inputs, data.gradients, strict=True):
+            args, kwargs = _arguments({key: value.to(device) for key, value in inputs.items()})
+            outputs = dict(_tensors(model(*args, **kwargs)))
+            wanted = {name: value.to(device) for name, value in gradients.items() if name in outputs}
+            if wanted:
+                torch.autograd.backward(
+                    [outputs[name] for name in wanted],
+                    [value.to(outputs[name].dtype) for name, value in wanted.items()],
+                )
+        optimizer.step()
+    if recorder.reason not in ("done", "stopped"):
+        raise ReferenceRunError(f"the recording ended: {recorder.reason}")
+
+
+def _arguments(inputs: Mapping[str, torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
+    """Return positional and keyword arguments by their names in a recording: "0", "mask", "1.0"."""
+    args: dict[int, Any] = {}
+    kwargs: dict[str, Any] = {}
+    nested: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+    for name, value in inputs.items():
+        outer, dot, inner = name.partition(".")
+        if dot:
+            nested[outer][inner] = value
+        elif name.isdigit():
+            args[int(name)] = value
+        else:
+            kwargs[name] = value
+    for outer, values in nested.items():
+        if not all(key.isdigit() or key.isidentifier() for key in values):
+            raise ReferenceRunError(f"input {outer} of the model is nested too deeply to be given to the reference")
+        whole = tuple(values.values()) if all(key.isdigit() for key in values) else dict(values)
+        if outer.isdigit():
+            args[int(outer)] = whole
+        else:
+            kwargs[outer] = whole
+    if sorted(args) != list(range(len(args))):
+        raise ReferenceRunError(
+            "arguments of the model that are no tensors are not recorded: give them defaults in the model's forward"
+        )
+    return [args[at] for at in sorted(args)], kwargs
+
+
+@contextlib.contextmanager
+def _deterministic_warnings(operations: set[str]) -> Any:
+    """Collect the names of operations that torch has no deterministic implementation of."""
+    import torch
+
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+    for each in caught:
+        found = re.match(r"(\S+) does not have a deterministic implementation", str(each.message))
+        if found:
+            operations.add(found[1])
+
+
+if __name__ == "__main__":
+    main()
