@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         StartTimeoutError,
         SubmissionRefusedError,
     )
+    from monarch_kernel.numerics.bisection import BisectionError
     from monarch_kernel.numerics.comparison import AlignmentError
     from monarch_kernel.numerics.reference import ReferenceRunError
     from monarch_kernel.pool.pool_executor import TaskInterrupted
@@ -77,6 +78,7 @@ __all__ = [
     "AddressError",
     "AlignmentError",
     "AttachTimeoutError",
+    "BisectionError",
     "BorrowError",
     "CellSyntaxError",
     "Death",
@@ -138,6 +140,7 @@ _LOADED_AT_FIRST_USE = {
     "AddressError": "monarch_kernel.protocol.worker_addresses",
     "AlignmentError": "monarch_kernel.numerics.comparison",
     "AttachTimeoutError": "monarch_kernel.runtime.actor.hosts.attachment",
+    "BisectionError": "monarch_kernel.numerics.bisection",
     "BorrowError": "monarch_kernel.runtime.tensor.controller.errors",
     "CellSyntaxError": "monarch_kernel.kernel.output.cell_errors",
     "DeviceError": "monarch_kernel.runtime.host.devices",
