@@ -60,6 +60,7 @@ _COMMON = (
 )
 COMMON = {f"monarch_kernel.{name}" for name in _COMMON}
 DEBUGGER, POOL, LAUNCHERS, KERNEL = (f"monarch_kernel.{tool}" for tool in ("debugger", "pool", "launchers", "kernel"))
+NUMERICS = "monarch_kernel.numerics"
 DEBUG = "monarch_kernel.debug"  # the façade of the debugger
 ENGINES = "monarch_kernel.engines"  # what the tools ask of the runtime under them
 SYNC = "workspace_sync"  # a package of its own
@@ -129,8 +130,10 @@ ALLOWED: dict[str, set[str]] = {
     # debugger and the pool; views show what the watch and the debugger know.
     DEBUGGER: {*OFFERED, ENGINES},
     POOL: OFFERED,
+    # Training steps are observed in ranks; a controller reaches these as the debugger does.
+    NUMERICS: {*OFFERED, ENGINES, DEBUGGER},
     LAUNCHERS: OFFERED,
-    KERNEL: {*OFFERED, ENGINES, DEBUG, DEBUGGER, LAUNCHERS, POOL, SYNC, WATCH, WIDGETS},
+    KERNEL: {*OFFERED, ENGINES, DEBUG, DEBUGGER, LAUNCHERS, NUMERICS, POOL, SYNC, WATCH, WIDGETS},
     # One model of what the runtime, the debugger and syncs know; views take it from there.
     WATCH: {*OFFERED, DEBUG, DEBUGGER, SYNC},
     WIDGETS: {*OFFERED, DEBUG, DEBUGGER, WATCH},

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import os
 import sys
 import threading
 import warnings
@@ -354,7 +355,7 @@ class Observer:
             warnings.filters.remove(each)  # pyright: ignore[reportAttributeAccessIssue]  # it is a list
         for handle in (*self._handles, *self._tensor_handles.values(), *self._leaf_handles):
             handle.remove()
-            _global_forward_hooks_with_kwargs.pop(getattr(handle, "id", None), None)  # torch forgets this one
+            _global_forward_hooks_with_kwargs.pop(handle.id, None)  # torch forgets this one
         for reference, original in self._compiled:
             if (module := reference()) is not None:
                 module._compiled_call_impl = original
@@ -717,6 +718,9 @@ class Observer:
         self._emit("collectives", "collective", event)
 
 
+#: The files of cells in lines of places: the whole file name by the shown one. Only a notebook knows a cell's number.
+cell_files: dict[str, str] = {}
+
 _observer = Observer()
 
 
@@ -821,7 +825,13 @@ def _is_trial(frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _line(frame: FrameType | None) -> str:
     found = user_frame(frame)
-    return "" if found is None else f"{shown_file(found.f_code.co_filename)}:{found.f_lineno}"
+    if found is None:
+        return ""
+    file = found.f_code.co_filename
+    shown = shown_file(file)
+    if shown not in cell_files and not os.path.exists(file):
+        cell_files[shown] = file
+    return f"{shown}:{found.f_lineno}"
 
 
 def _tensors(value: Any, label: str = "") -> Iterator[tuple[str, torch.Tensor]]:

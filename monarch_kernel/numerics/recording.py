@@ -31,6 +31,9 @@ import msgspec
 import torch
 from torch import distributed, nn
 
+from monarch_kernel.actor import context
+from monarch_kernel.debugger.source_locations import shown_file
+from monarch_kernel.introspection import running_here
 from monarch_kernel.numerics.observer import (
     ModuleCall,
     ModuleGradient,
@@ -39,6 +42,7 @@ from monarch_kernel.numerics.observer import (
     Place,
     Subscriber,
     Topic,
+    cell_files,
     named_modules,
     observer,
 )
@@ -149,6 +153,8 @@ class Entry:
     def from_json(cls, data: Mapping[str, Any]) -> Entry:
         """Read a line. Raises KeyError, TypeError or ValueError if it is no entry."""
         values = {each.name: data[each.name] for each in fields(cls) if each.name in data}
+        file, _, number = str(data["line"]).rpartition(":")
+        values["line"] = f"{shown_file(file)}:{number}" if file else ""
         values["shape"] = tuple(data["shape"])
         values["group"] = tuple(data.get("group", ()))
         placement = data.get("placement")
@@ -429,6 +435,13 @@ class Recorder(Subscriber):
         self._placements = Placements(placements, rank, world_size)
         self._topics = frozenset[Topic]().union(*(_TOPICS[each] for each in what))
         self._waits = waits
+        #: How many steps have ended while it waited.
+        self.boundaries = 0
+        #: The number of the last step that ended while it waited; see `_step_tag`.
+        self.tag: int | None = None
+        #: By how much that number has grown in the last step.
+        self.stride = 1
+        self._target: int | None = None
         self._begun = False
         self._step = 0
         self._sequence = 0
@@ -454,8 +467,8 @@ class Recorder(Subscriber):
         self._file = _RankFile(self.folder, rank, description, replace)
         header = {"kind": "rank", "rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "created": created}
         self._file.write(msgspec.json.encode(header))
-        # Topics of events are wanted from the first step on; until then, only beginnings and ends of steps.
-        self.wants = frozenset[Topic]()
+        # All topics are wanted from the first step on; until then, only beginnings and ends of steps.
+        self.wants = frozenset[Topic](("optimizer",)) if waits else frozenset[Topic]()
         self._subscription = observer().subscribe(self, model)
 
     # -- the life of a recording ---------------------------------------------------------------------
@@ -465,6 +478,27 @@ class Recorder(Subscriber):
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its first step has begun."""
+        return self._begun
+
+    def begin(self, tag: int | None = None) -> bool:
+        """Let a recording that waits begin after the end of the step with that number; None: of the next step.
+
+        Returns:
+            False if that step has ended already.
+        """
+        with self._lock:
+            if tag is not None and self.tag is not None and self.tag >= tag:
+                return False
+            if tag is None:
+                tag = -1
+            self._target = tag
+            if not self.boundaries:  # between two cells, nothing is in the middle of a step
+                self._waits = False
+            return True
 
     def stop(self) -> None:
         """End the recording. Called again, it does nothing."""
@@ -552,6 +586,8 @@ class Recorder(Subscriber):
 
     def optimizer_begins(self, optimizer: Optimizer, parameters: Sequence[NamedParameter]) -> None:
         """See `Subscriber`."""
+        if self._waits:
+            return
         with self._guarded():
             self._phase = "reduction"
             room = UPDATE_BYTES - sum(each.numel() * each.element_size() for each in self._copies.values())
@@ -567,6 +603,11 @@ class Recorder(Subscriber):
 
     def optimizer_ends(self, optimizer: Optimizer, parameters: Sequence[NamedParameter]) -> None:
         """See `Subscriber`."""
+        if self._waits:
+            tag = _step_tag(optimizer)
+            self.stride = (tag or 0) - (self.tag or 0)
+            self.tag = tag
+            return
         with self._guarded():
             for each in parameters:
                 before = self._copies.pop(id(each.parameter), None)
@@ -577,6 +618,12 @@ class Recorder(Subscriber):
 
     def step_ends(self, step: int) -> None:
         """See `Subscriber`."""
+        if self._waits:
+            with self._lock:
+                self.boundaries += 1
+                if self._target is not None and (self.tag is None or self.tag >= self._target):
+                    self._waits = False
+            return
         if not self._begun:
             return
         with self._guarded():
@@ -644,7 +691,7 @@ class Recorder(Subscriber):
             tensor=label,
             rank=self.rank,
             sequence=self._sequence,
-            line=place.line,
+            line=_whole_line(place.line),
             shape=summary.shape,
             dtype=summary.dtype,
             sum_of_squares=summary.sum_of_squares,
@@ -804,8 +851,24 @@ def rank_and_size() -> tuple[int, int]:
     """Return rank and world size of this process: of torch.distributed, else of its mesh, else of the environment."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
+    if running_here()[0]:
+        point = context().actor_instance.rank
+        return point.rank, point.extent.nelements
     rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     return (int(rank), int(size)) if rank.isdigit() and size.isdigit() else (0, 1)
+
+
+def _step_tag(optimizer: Optimizer) -> int | None:
+    """Return a number of the last step that is equal on all ranks: the optimizer's own count, else of collectives."""
+    states: Iterable[Mapping[str, Any]] = optimizer.state.values()
+    counts = (state["step"] for state in states if "step" in state)
+    count = next(counts, None)
+    if count is not None:
+        return int(count)
+    if distributed.is_available() and distributed.is_initialized():
+        number = cast("Any", distributed.group.WORLD)._get_sequence_number_for_group()
+        return int(number) or None
+    return None
 
 
 def generator_states() -> dict[str, bytes]:
@@ -841,6 +904,12 @@ def _mapped(value: object, units: int) -> object:
     if type(value) is dict:
         return {key: _mapped(each, units) for key, each in value.items()}
     return value
+
+
+def _whole_line(line: str) -> str:
+    """Return a line with the whole name of a cell's file, from which a notebook that reads it finds the cell."""
+    file, _, number = line.rpartition(":")
+    return f"{cell_files[file]}:{number}" if file in cell_files else line
 
 
 def _place(name: str) -> Place:

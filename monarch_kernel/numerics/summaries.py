@@ -34,7 +34,7 @@ _MODULUS = (1 << 64) - 1
 _POLYNOMIAL = 0x9E3779B97F4A7C15
 _STEADY = 1e-15  # squares of a smaller norm lose digits in single precision
 _ROW = 1024
-_LONG = 1 << 14
+_LONG = 1 << 12  # single precision loses digits in longer sums
 _SEED = 0x5EED
 
 
@@ -307,9 +307,14 @@ def _figures(numbers: torch.Tensor, offsets: Sequence[int]) -> tuple[float, floa
     bounds: list[torch.Tensor] = []
     sums: list[torch.Tensor] = []
     for part in rows.split(step):
-        norms.append(torch.linalg.vector_norm(part, dim=1) if len(inner) <= _LONG else _norms(part))
+        if len(inner) <= _LONG:
+            norms.append(torch.linalg.vector_norm(part, dim=1))
+            sums.append(torch.mv(part, inner))
+        else:
+            norms.append(_norms(part))
+            columns = zip(part.split(_LONG, dim=1), inner.split(_LONG), strict=True)
+            sums.append(torch.stack([torch.mv(*each).double() for each in columns]).sum(0))
         bounds.extend(torch.aminmax(part))
-        sums.append(torch.mv(part, inner))
     lengths = (norms[0] if len(norms) == 1 else torch.cat(norms)).double()
     whole = (sums[0] if len(sums) == 1 else torch.cat(sums)).double()
     for vector in outer:

@@ -12,6 +12,7 @@ from monarch_kernel.kernel.magics.arguments import parse
 from monarch_kernel.kernel.magics.dap_magics import DapMagics
 from monarch_kernel.kernel.magics.job_magics import JobMagics
 from monarch_kernel.kernel.magics.lifecycle_magics import LifecycleMagics
+from monarch_kernel.kernel.magics.numerics_magics import NumericsMagics
 from monarch_kernel.kernel.magics.status_magics import StatusMagics
 from monarch_kernel.kernel.magics.stop_magics import StopMagics
 from monarch_kernel.kernel.magics.subcommands import Subcommands
@@ -32,6 +33,7 @@ GROUPS: tuple[type[Subcommands], ...] = (
     StopMagics,
     DapMagics,
     TelemetryMagics,
+    NumericsMagics,
     JobMagics,
 )
 
@@ -44,6 +46,7 @@ TOPICS = {
     "code": ("sync",),
     "elsewhere": ("attach", "detach", "jobs", "join", "leave"),
     "recordings": ("metrics", "trace", "history"),
+    "silent errors": ("record",),
     "tensors": ("plan", "watch", "memory"),
 }
 SUBCOMMANDS = tuple(word for words in TOPICS.values() for word in words)
