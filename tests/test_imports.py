@@ -137,8 +137,6 @@ ALLOWED: dict[str, set[str]] = {
     # One model of what the runtime, the debugger and syncs know; views take it from there.
     WATCH: {*OFFERED, DEBUG, DEBUGGER, SYNC},
     WIDGETS: {*OFFERED, DEBUG, DEBUGGER, WATCH},
-    # Recordings of training runs and their comparison; where user code is, the debugger knows.
-    "monarch_kernel.numerics": {*OFFERED, DEBUGGER},
     "monarch_kernel.server": {*OFFERED, WATCH},
     # Another runtime under the tools: what crosses process boundaries, and the names that tools use.
     ENGINES: {PROTOCOL, *OFFERED},
@@ -210,16 +208,7 @@ EXCEPTIONS = {
     f"{LAUNCHERS}.services": {WATCH},
     f"{LAUNCHERS}.job": {WATCH, "monarch_kernel.remotemount", "monarch_kernel.gather_mount"},
     # Exceptions of tools are loaded when a program names one.
-    "monarch_kernel.errors": {
-        DEBUGGER,
-        ENGINES,
-        "monarch_kernel.numerics",
-        LAUNCHERS,
-        POOL,
-        KERNEL,
-        WATCH,
-        "workspace_sync",
-    },
+    "monarch_kernel.errors": {DEBUGGER, ENGINES, LAUNCHERS, NUMERICS, POOL, KERNEL, WATCH, "workspace_sync"},
 }
 # What the runtime must never know of, and what may be imported only where it is used.
 JUPYTER = {

@@ -255,7 +255,10 @@ class StepData:
             if entry.kind == "generator" and entry.rank == run.ranks[0]:
                 found.generators[entry.name] = _tensor(recording, entry)
         if not found.weights:
-            raise ReferenceRunError(f"{recording.name} has no weights: record it with what='modules,optimizer'")
+            raise ReferenceRunError(
+                f"{recording.name} has no weights from before the step: record with what='modules,optimizer' and name "
+                "the model (%mesh record NAME --full --model EXPR)"
+            )
         return found
 
 

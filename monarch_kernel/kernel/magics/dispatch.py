@@ -9,6 +9,7 @@ from IPython.core.error import UsageError
 
 from monarch_kernel.engines.interface import NotOffered
 from monarch_kernel.kernel.magics.arguments import parse
+from monarch_kernel.kernel.magics.comparison_magics import ComparisonMagics
 from monarch_kernel.kernel.magics.dap_magics import DapMagics
 from monarch_kernel.kernel.magics.job_magics import JobMagics
 from monarch_kernel.kernel.magics.lifecycle_magics import LifecycleMagics
@@ -34,6 +35,7 @@ GROUPS: tuple[type[Subcommands], ...] = (
     DapMagics,
     TelemetryMagics,
     NumericsMagics,
+    ComparisonMagics,
     JobMagics,
 )
 
@@ -46,7 +48,7 @@ TOPICS = {
     "code": ("sync",),
     "elsewhere": ("attach", "detach", "jobs", "join", "leave"),
     "recordings": ("metrics", "trace", "history"),
-    "silent errors": ("record",),
+    "silent errors": ("record", "compare", "bisect"),
     "tensors": ("plan", "watch", "memory"),
 }
 SUBCOMMANDS = tuple(word for words in TOPICS.values() for word in words)
