@@ -128,6 +128,11 @@ class Run:
         """The kinds of tensors that were recorded."""
         return frozenset(key.kind for key in self.parts)
 
+    def has_optimized(self, step: int) -> bool:
+        """Return whether an optimizer has ended a step, as far as optimizers were recorded at all."""
+        steps = {key.step for key in self.parts if key.phase == "optimizer"}
+        return step in steps or not steps or step < self.steps[-1]
+
     def micros(self) -> dict[int, frozenset[int]]:
         """Return the micro-batches of each step."""
         found: defaultdict[int, set[int]] = defaultdict(set)

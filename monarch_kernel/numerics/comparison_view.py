@@ -37,8 +37,10 @@ def sentence(comparison: Comparison) -> str:
     first = comparison.first
     counted = f"{comparison.compared:,} tensors compared"
     if first is None:
-        if comparison.identical == comparison.compared:
+        if comparison.identical == comparison.compared and comparison.equal:
             return f"Equal in every bit: {counted}."
+        if comparison.equal is None:
+            return f"Unsure: {counted} and equal, but {comparison.unaligned:,} could not be aligned."
         worst = comparison.worst
         most = ""
         if worst is not None:

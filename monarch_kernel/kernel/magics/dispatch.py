@@ -9,11 +9,10 @@ from IPython.core.error import UsageError
 
 from monarch_kernel.engines.interface import NotOffered
 from monarch_kernel.kernel.magics.arguments import parse
-from monarch_kernel.kernel.magics.comparison_magics import ComparisonMagics
 from monarch_kernel.kernel.magics.dap_magics import DapMagics
 from monarch_kernel.kernel.magics.job_magics import JobMagics
 from monarch_kernel.kernel.magics.lifecycle_magics import LifecycleMagics
-from monarch_kernel.kernel.magics.numerics_magics import NumericsMagics
+from monarch_kernel.kernel.magics.numerics_magics import ComparisonMagics, NumericsMagics
 from monarch_kernel.kernel.magics.status_magics import StatusMagics
 from monarch_kernel.kernel.magics.stop_magics import StopMagics
 from monarch_kernel.kernel.magics.subcommands import Subcommands
