@@ -841,13 +841,17 @@ class _Judge:
         if key.kind == "update" and key._replace(kind="parameter") in run.parts:
             return None  # the optimizer has it, but the recording kept no copy to compare with
         known = {each.kind for each in run.parts if each.name == key.name and each.step == key.step}
+        update = key._replace(kind="update", phase="optimizer")
+        is_trained = update._replace(kind="parameter") in run.parts
+        if key.kind == "reduced_gradient" and update in self._other(run).parts and not is_trained:
+            return None  # no optimizer has it, which its missing update says
         if key.kind in ("reduced_gradient", "update"):
             what = "gradient" if key.kind == "reduced_gradient" else "update"
             reason = f"it has no {what} in {run.name}" if not two else f"it has no {what} in the reference {run.name}"
             if key.name.startswith("optimizer."):
                 reason = f"an optimizer of {self._other(run).name} has a tensor that is no parameter of its model"
-            elif key.kind == "update" and "reduced_gradient" in known:
-                reason += ", although it has a gradient: does an optimizer have it?"
+            elif key.kind == "update" and "reduced_gradient" not in known:
+                reason = f"no optimizer of {run.name} has it"
         elif key.kind == "output" and known:
             calls = [
                 len({each.call for each in one_run.parts if each[:2] == key[:2] and each[3:] == key[3:]})

@@ -387,6 +387,21 @@ def test_a_parameter_without_a_gradient_is_a_difference() -> None:
     assert "it has no gradient in two" in found.first.suggests
 
 
+def test_a_parameter_that_no_optimizer_has_is_a_difference() -> None:
+    """An optimizer made before the model was wrapped steps other tensors."""
+
+    def run(own: bool) -> list[Entry]:
+        entries = [entry("a.w", whole(4), kind="parameter", phase="forward"), entry("a.w", whole(4), kind="gradient")]
+        name = "a.w" if own else "optimizer.0.0"
+        entries += [entry("a.w", whole(4))] if own else []
+        return entries + [entry(name, whole(4), kind=kind, phase="optimizer") for kind in ("update", "parameter")]
+
+    found = compared(run(True), run(False))
+    assert found.equal is False and found.first is not None
+    assert (found.first.phase, found.first.title) == ("optimizer", "update of a.w")
+    assert "no optimizer of two has it" in found.first.suggests
+
+
 def test_one_module_in_lower_precision_differs() -> None:
     def run(dtype: torch.dtype) -> list[Entry]:
         names = [f"layers.{at}" for at in range(4)]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.conftest import wait_until
+from tests.join.conftest import Job
+from tests.join.conftest import start_module_job as start_module_job
+from tests.join.conftest import torch_loaded as torch_loaded
 from tests.kernel import harness
 from tests.kernel.conftest import jupyter_folders as jupyter_folders
 from tests.kernel.conftest import stop_kernel
@@ -26,6 +30,9 @@ class Net(torch.nn.Module):
 
 def build_model():
     return Net()
+
+def build_layer():
+    return torch.nn.Linear(4, 4)
 """
 CELL = """%%mesh
 import sys
@@ -66,7 +73,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 def record(notebook: Kernel, name: str, cell: str, options: str = "") -> None:
     """Record what a cell does."""
     notebook.ok(f"%mesh record {name} --steps 1 --on pair --replace {options}")
-    notebook.ok(f"%%mesh\n{cell}")
+    notebook.ok(f"%%mesh pair\n{cell}")
     notebook.ok("%mesh record")
 
 
@@ -84,12 +91,30 @@ def test_two_recordings_are_compared(notebook: Kernel) -> None:
 
 def test_ranks_compare_with_a_reference_in_one_process(notebook: Kernel) -> None:
     """Two ranks with a half of the batch each, whose gradients nobody reduces."""
-    notebook.ok("%%mesh\nbegin()")
+    notebook.ok("%%mesh pair\nbegin()")
     record(notebook, "job", "step()", "--full --model net")
     notebook.ok("found = %mesh compare job --reference train.py:build_model")
     said = notebook.ok("print(found)").stdout
     assert re.search(r"Different from step 0, reduction: gradient of up\.\w+ on ranks 0-1", said), said
     assert "the mean over ranks 0-1 is the reference's" in said
+
+
+@pytest.fixture(scope="module")
+def job(start_module_job: Callable[..., Job], notebook: Kernel) -> Iterator[Job]:
+    """A torchrun job of two ranks that trains; the notebook has joined it."""
+    job = start_module_job("trains")
+    notebook.ok("%mesh join trains")
+    wait_until(lambda: notebook.run("%%mesh --at-step\nassert losses").status == "ok", "it trains", 30)
+    yield job
+    notebook.ok("%mesh leave trains")
+
+
+def test_the_next_step_of_a_running_job_compares_with_a_reference(job: Job, notebook: Kernel) -> None:
+    """Both ranks read the same batch, and sum their gradients, which is not what one process does."""
+    notebook.ok(f"found = %mesh compare --reference train.py:build_layer --on {job.name}")
+    said = notebook.ok("print(found)").stdout
+    assert re.search(r"Different from step 0, reduction: gradient of (weight|bias) on ranks 0-1", said), said
+    assert "every element is 2 times that of the reference: summed instead of averaged" in said
 
 
 @pytest.mark.parametrize(
@@ -100,7 +125,7 @@ def test_ranks_compare_with_a_reference_in_one_process(notebook: Kernel) -> None
         ("compare right again --reference train.py:build_model", "one recording at most"),
         ("compare right --reference train.py:build_model", "full=True"),
         ("compare right --reference train.py", "FILE:FUNCTION"),
-        ("compare --reference train.py:build_model", "nothing runs on pair"),
+        ("compare --reference train.py:build_model --on pair", "nothing runs on pair"),
         ("bisect right --good HEAD --model train.py:build_model", "not a git repository"),
     ],
 )
