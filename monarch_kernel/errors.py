@@ -37,7 +37,10 @@ if TYPE_CHECKING:
         SubmissionRefusedError,
     )
     from monarch_kernel.numerics.bisection import BisectionError
+    from monarch_kernel.numerics.collectives import CollectivesError
     from monarch_kernel.numerics.comparison import AlignmentError
+    from monarch_kernel.numerics.control import NumericsError
+    from monarch_kernel.numerics.observer import StopRun
     from monarch_kernel.numerics.reference import ReferenceRunError
     from monarch_kernel.pool.pool_executor import TaskInterrupted
     from monarch_kernel.protocol.keys.guarded_files import KeyFileError, KeyFileExistsError
@@ -81,6 +84,7 @@ __all__ = [
     "BisectionError",
     "BorrowError",
     "CellSyntaxError",
+    "CollectivesError",
     "Death",
     "DeathKind",
     "DeviceError",
@@ -110,6 +114,7 @@ __all__ = [
     "NotOursError",
     "NotPrivateError",
     "NotSteppable",
+    "NumericsError",
     "RDMAError",
     "RDMAReadTransferWarning",
     "RDMATcpFallbackWarning",
@@ -123,6 +128,7 @@ __all__ = [
     "ScanError",
     "StartFailedError",
     "StartTimeoutError",
+    "StopRun",
     "StoreError",
     "SubmissionRefusedError",
     "SupervisionError",
@@ -143,6 +149,7 @@ _LOADED_AT_FIRST_USE = {
     "BisectionError": "monarch_kernel.numerics.bisection",
     "BorrowError": "monarch_kernel.runtime.tensor.controller.errors",
     "CellSyntaxError": "monarch_kernel.kernel.output.cell_errors",
+    "CollectivesError": "monarch_kernel.numerics.collectives",
     "DeviceError": "monarch_kernel.runtime.host.devices",
     "DeviceMeshError": "monarch_kernel.runtime.tensor.controller.errors",
     "DriverError": "monarch_kernel.debugger.controller.viewers",
@@ -167,6 +174,7 @@ _LOADED_AT_FIRST_USE = {
     "NotOursError": "monarch_kernel.protocol.private_files",
     "NotPrivateError": "monarch_kernel.protocol.private_files",
     "NotSteppable": "monarch_kernel.debugger.model.stops",
+    "NumericsError": "monarch_kernel.numerics.control",
     "RDMAError": "monarch_kernel.runtime.transfer.errors",
     "RDMATcpFallbackWarning": "monarch_kernel.runtime.transfer.backend_settings",
     "RDMAReadTransferWarning": "monarch_kernel.runtime.transfer.backend_settings",
@@ -179,6 +187,7 @@ _LOADED_AT_FIRST_USE = {
     "ScanError": "workspace_sync.model.errors",
     "StartFailedError": "monarch_kernel.launchers.base",
     "StartTimeoutError": "monarch_kernel.launchers.base",
+    "StopRun": "monarch_kernel.numerics.observer",
     "StoreError": "workspace_sync.model.errors",
     "SubmissionRefusedError": "monarch_kernel.launchers.base",
     "SyncError": "workspace_sync.model.errors",

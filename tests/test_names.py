@@ -17,7 +17,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("monarch_kernel", "workspace_sync")
 
 # Names that stand in several files, and why.
-SHARED = {"profile": "Monarch has two of this name: in its profiler, and of a job"}
+SHARED = {
+    "profile": "Monarch has two of this name: in its profiler, and of a job",
+    "Recording": "of a function's operations on a mesh, which Monarch names so, and of training steps",
+    "Placement": "of ranks on hosts, and of a part of a tensor, as torch has it",
+    "Placements": "of ranks on hosts, and of parts of tensors, as torch has it",
+    "Subscription": "to a list of functions, and to events of training steps",
+}
 
 # Exceptions that never reach a program: they end within the package, or a person reads their text as it is.
 INTERNAL = {

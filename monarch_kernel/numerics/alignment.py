@@ -181,7 +181,7 @@ def merged_order(first: Run, second: Run) -> list[Key]:
             last = position[key]
         else:  # after its predecessor in the other run, unless that belongs to an earlier phase
             own = other.order[key]
-            position[key] = last = (*last, 1) if last[:4] == own[:4] else (*own[:4], -math.inf, 0)
+            position[key] = last = (*last, 1) if last[:5] == own[:5] else (*own[:5], -math.inf, 0)
     return sorted(position, key=position.__getitem__)
 
 

@@ -24,7 +24,7 @@ from monarch_kernel.private_files import PrivateFolder
 from monarch_kernel.thread_frames import current_frames
 
 if TYPE_CHECKING:
-    from monarch_kernel.numerics.recording import Recorder, Recording
+    from monarch_kernel.numerics.recording import Recording, StepRecorder
 
 #: How long ranks may take to load torch and to begin (seconds).
 BEGIN = 60.0
@@ -58,7 +58,7 @@ class RecordingOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class RankState:
+class RecordingState:
     """The state of a recording on a rank.
 
     Attributes:
@@ -114,7 +114,7 @@ def problem_of(answers: Answers) -> str:
 class MeshRecording:
     """A recording on the ranks of a mesh. `start` creates it."""
 
-    def __init__(self, mesh: Any, name: str, ranks: Sequence[int] | None, states: dict[int, RankState]) -> None:
+    def __init__(self, mesh: Any, name: str, ranks: Sequence[int] | None, states: dict[int, RecordingState]) -> None:
         self.mesh = mesh
         self.name = name
         #: Whether no rank ran user code as it began: the next cell is recorded.
@@ -253,10 +253,10 @@ def _is_same(path: str, device: int, inode: int) -> bool:
 
 # -- on ranks ----------------------------------------------------------------------------------------
 
-_recorders: dict[str, Recorder] = {}
+_recorders: dict[str, StepRecorder] = {}
 
 
-def arm_here(name: str, options: RecordingOptions) -> RankState:
+def arm_here(name: str, options: RecordingOptions) -> RecordingState:
     """Prepare a recording in this process. It begins with the next step if no user code runs, else by `begin_here`."""
     from torch import nn
 
@@ -297,7 +297,7 @@ def begin_here(name: str, tag: int | None) -> bool:
     return _recorder(name).begin(tag)
 
 
-def state_here(name: str) -> RankState:
+def state_here(name: str) -> RecordingState:
     """Return the state of a recording."""
     recorder = _recorder(name)
     files: list[tuple[str, int, int, int]] = []
@@ -307,7 +307,7 @@ def state_here(name: str) -> RankState:
                 if _FILES.fullmatch(file) and (not file.startswith("rank") or int(file[5:10]) == recorder.rank):
                     about = os.stat(file, dir_fd=folder.fd, follow_symlinks=False)
                     files.append((file, about.st_size, about.st_dev, about.st_ino))
-    return RankState(
+    return RecordingState(
         running=_runs_user_code(),
         boundaries=recorder.boundaries,
         tag=recorder.tag,
@@ -340,7 +340,7 @@ def stop_here(name: str) -> None:
         recorder.stop()
 
 
-def _recorder(name: str) -> Recorder:
+def _recorder(name: str) -> StepRecorder:
     found = _recorders.get(name)
     if found is None:
         raise LookupError(f"this process has no recording {name!r}")

@@ -62,7 +62,7 @@ class StopRun(Exception):  # raised on purpose
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StepLocation:
     """Where in a step an event belongs.
 
     Attributes:
@@ -96,7 +96,7 @@ class ModuleCall:
         is_root: whether no other module is being called on this thread.
     """
 
-    place: Place
+    place: StepLocation
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -123,7 +123,7 @@ class ModuleGradient:
         gradient: the gradient.
     """
 
-    place: Place
+    place: StepLocation
     kind: Literal["grad_input", "grad_output"]
     tensor: str
     gradient: torch.Tensor
@@ -139,7 +139,7 @@ class ParameterGradient:
         gradient: the gradient.
     """
 
-    place: Place
+    place: StepLocation
     parameter: torch.Tensor
     gradient: torch.Tensor
 
@@ -254,12 +254,12 @@ class _Running:
     micro: int
     calls: dict[int, int]
     event: ModuleCall | None = None
-    place: Place | None = None
+    place: StepLocation | None = None
     replays: bool = False
     hides: bool = False
 
 
-_Role = tuple[Place, Literal["grad_input", "grad_output"], str]
+_Role = tuple[StepLocation, Literal["grad_input", "grad_output"], str]
 """What a tensor is in the call of a module: the place, an input or an output, and its name there."""
 
 
@@ -439,6 +439,7 @@ class Observer:
         if replays:  # recomputation of a checkpointed module that is not called by another one
             model = self._model_of(module, frame)
             return _Running(module, frame, model, 0, self._replays, replays=True)
+        model = self._model_of(module, frame)
         if not self._in_step:
             if self.step >= 0 and self._optimized:
                 self._finish_step()
@@ -459,7 +460,6 @@ class Observer:
         elif self._optimized:
             self._finish_step()
             return self._begin_root(module, frame, replays)
-        model = self._model_of(module, frame)
         model.rename(self.step)
         micro = self._micros.get(id(module), 0)
         self._micros[id(module)] = micro + 1
@@ -484,7 +484,7 @@ class Observer:
             name = f"{outer}.{type(module).__name__}".lstrip(".")
         whole = name == model.prefix
         line = _line(running.frame)
-        running.place = Place(
+        running.place = StepLocation(
             name, self.step, running.micro, call, line, model.first or not whole, model.last or not whole
         )
         topics = self.topics
@@ -527,7 +527,7 @@ class Observer:
 
     def _hook_tensors(
         self,
-        place: Place,
+        place: StepLocation,
         kind: Literal["grad_input", "grad_output"],
         tensors: list[tuple[str, torch.Tensor]],
         replays: bool = False,
@@ -599,7 +599,7 @@ class Observer:
             return
         micro = self._backwards.get(name, 0)
         self._backwards[name] = micro + 1
-        place = Place(name, self.step, micro, 0, self._lines.get(owner, ""))
+        place = StepLocation(name, self.step, micro, 0, self._lines.get(owner, ""))
         self._emit("gradients", "gradient", ParameterGradient(place, parameter, gradient.detach()))
 
     def _wrap_compiled(self, module: nn.Module) -> None:

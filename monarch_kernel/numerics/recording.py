@@ -39,7 +39,7 @@ from monarch_kernel.numerics.observer import (
     ModuleGradient,
     NamedParameter,
     ParameterGradient,
-    Place,
+    StepLocation,
     Subscriber,
     Topic,
     cell_files,
@@ -323,11 +323,16 @@ class Recording:
             return ""
 
 
-def _others() -> str:
+def recordings() -> list[str]:
+    """Return the names of this user's recordings."""
     try:
-        found = sorted(each.name for each in Path(recordings_folder()).iterdir() if (each / _DESCRIPTION).is_file())
+        return sorted(each.name for each in Path(recordings_folder()).iterdir() if (each / _DESCRIPTION).is_file())
     except OSError:
-        found = []
+        return []
+
+
+def _others() -> str:
+    found = recordings()
     return f"; there are: {', '.join(found)}" if found else "; there are no recordings"
 
 
@@ -399,7 +404,7 @@ class _RankFile:
             self._fd = -1
 
 
-class Recorder(Subscriber):
+class StepRecorder(Subscriber):
     """A recording in progress in this process. A context manager that stops it. `record` creates it."""
 
     def __init__(
@@ -473,7 +478,7 @@ class Recorder(Subscriber):
 
     # -- the life of a recording ---------------------------------------------------------------------
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> StepRecorder:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -638,7 +643,7 @@ class Recorder(Subscriber):
     def collective(self, event: Collective) -> None:
         """See `Subscriber`."""
         with self._guarded():
-            place = Place(event.kind, self._step, 0, event.sequence, event.line)
+            place = StepLocation(event.kind, self._step, 0, event.sequence, event.line)
             for side, tensors in (("input", event.inputs), ("output", event.outputs)):
                 for at, tensor in enumerate(tensors):
                     label = f"{side}.{at}"
@@ -652,7 +657,7 @@ class Recorder(Subscriber):
 
     def _add(
         self,
-        place: Place,
+        place: StepLocation,
         phase: Phase,
         kind: Kind,
         label: str,
@@ -668,7 +673,7 @@ class Recorder(Subscriber):
 
     def _write(
         self,
-        place: Place,
+        place: StepLocation,
         phase: Phase,
         kind: Kind,
         label: str,
@@ -730,7 +735,7 @@ class Recorder(Subscriber):
     def _summarized(self, tensor: torch.Tensor, placement: Placement | None) -> Summary:
         return summarize(tensor, placement)
 
-    def _keeps(self, place: Place, kind: Kind, label: str) -> bool:
+    def _keeps(self, place: StepLocation, kind: Kind, label: str) -> bool:
         """Decide by name, so that all ranks and runs keep the same tensors."""
         key = f"{place.name}|{kind}|{label}|{place.micro}|{place.call}"
         return zlib.crc32(key.encode()) < self._keep * (1 << 32)
@@ -759,7 +764,7 @@ class Recorder(Subscriber):
 class _Guard:
     """Serializes events of threads, and ends the recording at an error instead of the training."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: StepRecorder) -> None:
         self._recorder = recorder
 
     def __enter__(self) -> None:
@@ -792,7 +797,7 @@ def record(
     rank: int | None = None,
     world_size: int | None = None,
     waits: bool = False,
-) -> Recorder:
+) -> StepRecorder:
     """Record what this process computes from the next step on.
 
     Args:
@@ -811,7 +816,7 @@ def record(
             many units in the last place, to see how far rounding alone moves each tensor.
         replace: overwrite an earlier recording of that name.
         rank, world_size: of this process; by default, those of `torch.distributed`, of the mesh, or of the environment.
-        waits: do not begin before `Recorder.begin`.
+        waits: do not begin before `StepRecorder.begin`.
 
     Raises:
         ValueError, TypeError: an argument is invalid.
@@ -830,7 +835,7 @@ def record(
     if model is not None and not isinstance(model, nn.Module):
         raise TypeError(f"the model is {type(model).__name__}, not a torch.nn.Module")
     own_rank, own_size = rank_and_size()
-    return Recorder(
+    return StepRecorder(
         name,
         model=model,
         steps=steps,
@@ -912,8 +917,8 @@ def _whole_line(line: str) -> str:
     return f"{cell_files[file]}:{number}" if file in cell_files else line
 
 
-def _place(name: str) -> Place:
-    return Place(name, 0, 0, 0, "")
+def _place(name: str) -> StepLocation:
+    return StepLocation(name, 0, 0, 0, "")
 
 
 def _device(model: nn.Module | None) -> str:

@@ -159,13 +159,16 @@ class Placements:
         self._known: dict[str, tuple[str, Split] | None] = {}
 
     def of(self, name: str, tensor: torch.Tensor) -> Placement | None:
-        """Return the placement of a tensor; None if it is not known."""
+        """Return the placement of a tensor, of a DTensor its own; None if it is not known."""
+        own = placement_of(tensor)
+        if own is not None:
+            return own
         if name not in self._known:
             matching = (each for each in self._patterns.items() if fnmatchcase(name, each[0]))
             self._known[name] = next(matching, None)
         found = self._known[name]
         if found is None:
-            return placement_of(tensor)
+            return None
         self.unused.discard(found[0])
         try:
             return found[1].place(tensor.shape, self._rank, self._world_size)

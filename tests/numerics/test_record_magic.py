@@ -71,6 +71,7 @@ def test_the_next_cells_of_idle_ranks_are_recorded(mesh: Kernel, folder: Path) -
     mesh.ok("%%mesh\nstep()\nstep()")
     mesh.ok("found = %mesh record")
     assert mesh.ok("print(found.ranks, found.steps, found.finished, found.notes)").stdout.strip() == "(0, 1) 2 True []"
+    assert re.search(r"^idle: .*Z, 2 of 2 ranks, 2 steps$", mesh.ok("%mesh record --list").stdout, re.MULTILINE)
     recording = Recording.open(folder / "idle")
     assert kinds(recording.entries(1)) >= {"input", "output", "gradient", "reduced_gradient", "update", "parameter"}
     first = [next(each for each in recording.entries(rank) if each.kind == "parameter") for rank in (0, 1)]

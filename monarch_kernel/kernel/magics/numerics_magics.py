@@ -39,6 +39,7 @@ class NumericsMagics(Subcommands):
     @argument("--keep", type=float, default=1.0, metavar="F", help="the fraction of tensors that --full keeps")
     @argument("--replace", action="store_true", help="overwrite an earlier recording of that name")
     @argument("--stop", action="store_true", help="end the recording, and show it")
+    @argument("--list", action="store_true", help="list the recordings, with their ranks and steps")
     @argument("--timeout", type=float, default=60.0, metavar="S", help="how long to wait for running ranks")
     @ranks_option()
     @mesh_option("the mesh or joined job whose ranks record (default: the one in use)")
@@ -50,6 +51,9 @@ class NumericsMagics(Subcommands):
         """
         from monarch_kernel.numerics.control import NumericsError, RecordingOptions, start
 
+        if found.list:
+            self._list()
+            return None
         current = NumericsMagics._recording
         if found.name is None:
             return self._report(found, current)
@@ -83,6 +87,22 @@ class NumericsMagics(Subcommands):
             self.say("The ranks still record; %mesh record shows how far they are, %mesh record --stop ends it.")
             return None
         return self._shown(found, recording)
+
+    def _list(self) -> None:
+        from monarch_kernel.numerics.recording import Recording, recordings
+
+        names = recordings()
+        for name in names:
+            try:
+                each = Recording.open(name)
+                facts = (
+                    f"{each.description['created']}, {len(each.ranks)} of {each.world_size} ranks, {each.steps} steps"
+                )
+                self.say(f"{name}: {facts}{''.join(f'; {note}' for note in each.notes)}")
+            except ValueError as error:  # one damaged recording does not hide the others
+                self.say(f"{name}: {error}")
+        if not names:
+            self.say("There are no recordings; %mesh record NAME makes one.")
 
     def _placements(self, found: Arguments) -> Mapping[str, object]:
         if not found.placements:
