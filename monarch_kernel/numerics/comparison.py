@@ -645,6 +645,7 @@ class _Judge:
         self.is_by_rank = same_layout(a, b)
         self.sizes = sorted(a.group_sizes() | b.group_sizes())
         self._unaligned: defaultdict[str, list[Key]] = defaultdict(list)
+        self._by_size = 0  # how many tensors were compared without their projections
         self.loss_scale = self._loss_scale()
 
     def outcome(self, key: Key) -> _Outcome | None:
@@ -727,6 +728,7 @@ class _Judge:
         for first, second, _ in found:
             if first is not None and second is not None:
                 apart = distance(first, second, scale)
+                self._by_size += first.projection is None or second.projection is None
                 if key.kind == "gradient" and apart[0] > self._tolerances.of(key):
                     return self._reduced(key, one, two)
                 hints = self._hints(key, first, second, scale) if apart[0] > self._tolerances.of(key) else []
@@ -1060,6 +1062,11 @@ class _Judge:
             found.append(
                 f"The random generators ({', '.join(differing)}) are in different states at the first step, so dropout "
                 "and other random operations differ."
+            )
+        if self._by_size:
+            found.append(
+                f"{self._by_size:,} tensors were compared by norm and maximum alone, because it is unknown which "
+                "part of them a rank has: record with placements."
             )
         if self.loss_scale != 1:
             found.append(
