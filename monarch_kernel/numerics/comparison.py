@@ -192,6 +192,7 @@ class Comparison(AsReport):
         worst: the tensor with the largest ratio to its tolerance; None if all have the same bytes.
         ratios: the largest ratio of each module and step, by (module, step), modules in program order.
         is_estimate: whether tolerances are estimated, because no run with perturbed inputs was given.
+        is_coarse: whether they are estimated for half precision, which is too wide to call runs equal.
         unaligned: how many tensors of both runs could not be compared.
         left_out: which tensors were not compared and why, each a sentence.
         notes: further facts, each a sentence.
@@ -204,6 +205,7 @@ class Comparison(AsReport):
     worst: TensorDifference | None
     ratios: Mapping[tuple[str, int], float]
     is_estimate: bool
+    is_coarse: bool = False
     unaligned: int = 0
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -218,7 +220,8 @@ class Comparison(AsReport):
     def equal(self) -> bool | None:
         """Whether all tensors are equal within rounding; None if that is uncertain."""
         if not self.differences:
-            return True if self.compared > self.unaligned else None
+            is_vague = self.is_coarse and self.identical != self.compared
+            return None if is_vague or self.compared <= self.unaligned else True
         return False if any(each.is_certain for each in self.differences) else None
 
     @property
@@ -353,6 +356,7 @@ def compare_runs(a: Run, b: Run, noises: Sequence[Run] = (), tensors: tuple[Load
         judge.difference(worst) if worst is not None and worst.distance else None,
         ratios,
         tolerances.is_estimate,
+        tolerances.is_coarse,
         judge.unaligned,
         tuple(left_out),
         (*notes, *tolerances.notes, *judge.notes()),
@@ -507,6 +511,11 @@ class Tolerances:
         self._smooth = self._smoothed(order) if moved else {}
         self._own_spacing = self._majority(a)
         self._cache: dict[Key, float] = {}
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether tolerances are estimated for half precision."""
+        return self.is_estimate and max(self._spacings.values(), default=0.0) > _LEAST
 
     def of(self, key: Key) -> float:
         """Return the tolerance of a tensor; 0 for integers."""

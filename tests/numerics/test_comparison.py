@@ -418,6 +418,18 @@ def test_one_module_in_lower_precision_differs() -> None:
     assert "it is computed in bfloat16" in found.first.suggests
 
 
+def test_half_precision_is_not_called_equal_without_noise() -> None:
+    """Estimated tolerances of half precision would hide errors."""
+
+    def run(scale: float) -> list[Entry]:
+        return [entry("layer", (whole(16, 16) * scale).bfloat16(), kind="output", phase="forward")]
+
+    found = compared(run(1.0), run(1.01))
+    assert found.equal is None and not found.differences
+    assert found.sentence.startswith("Unsure: ") and "half precision" in found.sentence
+    assert compared(run(1.0), run(1.0)).equal is True
+
+
 # -- what it shows -----------------------------------------------------------------------------------
 
 
