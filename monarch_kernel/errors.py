@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         StartTimeoutError,
         SubmissionRefusedError,
     )
+    from monarch_kernel.numerics.bisection import BisectionError
     from monarch_kernel.numerics.collectives import CollectivesError
     from monarch_kernel.numerics.comparison import AlignmentError
     from monarch_kernel.numerics.control import NumericsError
@@ -82,6 +83,7 @@ __all__ = [
     "AddressError",
     "AlignmentError",
     "AttachTimeoutError",
+    "BisectionError",
     "BorrowError",
     "CaptureError",
     "CellSyntaxError",
@@ -149,6 +151,7 @@ _LOADED_AT_FIRST_USE = {
     "AddressError": "monarch_kernel.protocol.worker_addresses",
     "AlignmentError": "monarch_kernel.numerics.comparison",
     "AttachTimeoutError": "monarch_kernel.runtime.actor.hosts.attachment",
+    "BisectionError": "monarch_kernel.numerics.bisection",
     "BorrowError": "monarch_kernel.runtime.tensor.controller.errors",
     "CaptureError": "monarch_kernel.numerics.step_capture",
     "CellSyntaxError": "monarch_kernel.kernel.output.cell_errors",

@@ -128,6 +128,11 @@ class Run:
         """The kinds of tensors that were recorded."""
         return frozenset(key.kind for key in self.parts)
 
+    def has_optimized(self, step: int) -> bool:
+        """Return whether an optimizer has ended a step, as far as optimizers were recorded at all."""
+        steps = {key.step for key in self.parts if key.phase == "optimizer"}
+        return step in steps or not steps or step < self.steps[-1]
+
     def micros(self) -> dict[int, frozenset[int]]:
         """Return the micro-batches of each step."""
         found: defaultdict[int, set[int]] = defaultdict(set)
@@ -176,7 +181,7 @@ def merged_order(first: Run, second: Run) -> list[Key]:
             last = position[key]
         else:  # after its predecessor in the other run, unless that belongs to an earlier phase
             own = other.order[key]
-            position[key] = last = (*last, 1) if last[:4] == own[:4] else (*own[:4], -math.inf, 0)
+            position[key] = last = (*last, 1) if last[:5] == own[:5] else (*own[:5], -math.inf, 0)
     return sorted(position, key=position.__getitem__)
 
 

@@ -72,6 +72,10 @@ _OF_SPACING = 8.0
 _DOUBTFUL, _DOUBTFUL_ESTIMATE = 4.0, 30.0
 #: With estimated tolerances, smaller distances of optimizer states are doubtful: optimizers divide by small gradients.
 _DOUBTFUL_UPDATE = 0.02
+#: A result shows that a difference has no effect if its own distance is this many times smaller.
+_UNDONE = 10.0
+#: A smaller change of a parameter outside of its optimizer is rounding of its summaries.
+_JUMP = 1e-5
 #: How close a distance must be for a guess.
 _GUESS = 1e-3
 
@@ -140,6 +144,7 @@ class _Outcome:
         alone: the distance of single ranks' tensors if it is equal only as the sum over ranks; else 0.
         by_norm: the part of the distance that is between norms.
         is_same: whether all bytes are the same.
+        is_before: whether it changed before its step began.
     """
 
     key: Key
@@ -154,6 +159,7 @@ class _Outcome:
     alone: float = 0.0
     by_norm: float = 0.0
     is_same: bool = False
+    is_before: bool = False
 
     @property
     def ratio(self) -> float:
@@ -186,6 +192,8 @@ class Comparison(AsReport):
         worst: the tensor with the largest ratio to its tolerance; None if all have the same bytes.
         ratios: the largest ratio of each module and step, by (module, step), modules in program order.
         is_estimate: whether tolerances are estimated, because no run with perturbed inputs was given.
+        is_coarse: whether they are estimated for half precision, which is too wide to call runs equal.
+        unaligned: how many tensors of both runs could not be compared.
         left_out: which tensors were not compared and why, each a sentence.
         notes: further facts, each a sentence.
     """
@@ -197,6 +205,8 @@ class Comparison(AsReport):
     worst: TensorDifference | None
     ratios: Mapping[tuple[str, int], float]
     is_estimate: bool
+    is_coarse: bool = False
+    unaligned: int = 0
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -210,7 +220,8 @@ class Comparison(AsReport):
     def equal(self) -> bool | None:
         """Whether all tensors are equal within rounding; None if that is uncertain."""
         if not self.differences:
-            return True
+            is_vague = self.is_coarse and self.identical != self.compared
+            return None if is_vague or self.compared <= self.unaligned else True
         return False if any(each.is_certain for each in self.differences) else None
 
     @property
@@ -272,10 +283,10 @@ def compare(
     first, second = opened(a), opened(b)
     if noise is None:
         noises: list[Recording] = []
+    elif isinstance(noise, Sequence) and not isinstance(noise, str):
+        noises = [opened(each) for each in noise]
     else:
-        noises = [opened(noise)] if isinstance(noise, Recording | str) or not isinstance(noise, Sequence) else [
-            opened(each) for each in noise
-        ]  # fmt: skip
+        noises = [opened(noise)]
     return compare_runs(
         _run(first),
         _run(second),
@@ -323,6 +334,10 @@ def compare_runs(a: Run, b: Run, noises: Sequence[Run] = (), tensors: tuple[Load
     tolerances = Tolerances(a, b, noises, order)
     judge = _Judge(a, b, tolerances, tensors)
     outcomes = [outcome for key in order if (outcome := judge.outcome(key)) is not None]
+    if not outcomes:
+        raise AlignmentError(
+            f"{a.name} and {b.name} have no tensor that can be compared. {' '.join((*left_out, *judge.left_out()))}"
+        )
     left_out += judge.left_out()
     verdict = _Verdict(judge, outcomes)
     found = verdict.differences()
@@ -341,6 +356,8 @@ def compare_runs(a: Run, b: Run, noises: Sequence[Run] = (), tensors: tuple[Load
         judge.difference(worst) if worst is not None and worst.distance else None,
         ratios,
         tolerances.is_estimate,
+        tolerances.is_coarse,
+        judge.unaligned,
         tuple(left_out),
         (*notes, *tolerances.notes, *judge.notes()),
     )
@@ -495,6 +512,11 @@ class Tolerances:
         self._own_spacing = self._majority(a)
         self._cache: dict[Key, float] = {}
 
+    @property
+    def is_coarse(self) -> bool:
+        """Whether tolerances are estimated for half precision."""
+        return self.is_estimate and max(self._spacings.values(), default=0.0) > _LEAST
+
     def of(self, key: Key) -> float:
         """Return the tolerance of a tensor; 0 for integers."""
         if key not in self._cache:
@@ -632,6 +654,7 @@ class _Judge:
         self.is_by_rank = same_layout(a, b)
         self.sizes = sorted(a.group_sizes() | b.group_sizes())
         self._unaligned: defaultdict[str, list[Key]] = defaultdict(list)
+        self._by_size = 0  # how many tensors were compared without their projections
         self.loss_scale = self._loss_scale()
 
     def outcome(self, key: Key) -> _Outcome | None:
@@ -714,6 +737,7 @@ class _Judge:
         for first, second, _ in found:
             if first is not None and second is not None:
                 apart = distance(first, second, scale)
+                self._by_size += first.projection is None or second.projection is None
                 if key.kind == "gradient" and apart[0] > self._tolerances.of(key):
                     return self._reduced(key, one, two)
                 hints = self._hints(key, first, second, scale) if apart[0] > self._tolerances.of(key) else []
@@ -823,17 +847,22 @@ class _Judge:
         if key.name.startswith("optimizer.") and key.kind != "update":
             return None
         run = self.b if not two else self.a
-        position = (self.a if not two else self.b).order[key]
-        if not run.finished and position[:4] >= max(run.order.values())[:4]:
+        if not run.finished or not run.has_optimized(key.step):
             return None  # its recording ended before
+        if key.kind == "update" and key._replace(kind="parameter") in run.parts:
+            return None  # the optimizer has it, but the recording kept no copy to compare with
         known = {each.kind for each in run.parts if each.name == key.name and each.step == key.step}
+        update = key._replace(kind="update", phase="optimizer")
+        is_trained = update._replace(kind="parameter") in run.parts
+        if key.kind == "reduced_gradient" and update in self._other(run).parts and not is_trained:
+            return None  # no optimizer has it, which its missing update says
         if key.kind in ("reduced_gradient", "update"):
             what = "gradient" if key.kind == "reduced_gradient" else "update"
             reason = f"it has no {what} in {run.name}" if not two else f"it has no {what} in the reference {run.name}"
             if key.name.startswith("optimizer."):
                 reason = f"an optimizer of {self._other(run).name} has a tensor that is no parameter of its model"
-            elif key.kind == "update" and "reduced_gradient" in known:
-                reason += ", although it has a gradient: does an optimizer have it?"
+            elif key.kind == "update" and "reduced_gradient" not in known:
+                reason = f"no optimizer of {run.name} has it"
         elif key.kind == "output" and known:
             calls = [
                 len({each.call for each in one_run.parts if each[:2] == key[:2] and each[3:] == key[3:]})
@@ -843,11 +872,12 @@ class _Judge:
                 return None
             reason = f"the module is called {calls[1]} times in {self.b.name} and {calls[0]} times in {self.a.name}"
         else:
-            if run.finished:
-                self._unaligned[f"only {'the reference ' if not two else ''}{self._other(run).name} has it"].append(key)
+            self._unaligned[f"only {'the reference ' if not two else ''}{self._other(run).name} has it"].append(key)
             return None
         ranks = [part.rank for part in two] or list(self.b.ranks)
-        return self._make(key, (math.inf, math.inf), ranks, [reason])
+        # An optimizer that works during backward leaves no gradient.
+        restores = key.kind == "reduced_gradient"
+        return self._make(key, (math.inf, math.inf), ranks, [reason], restores=restores)
 
     def uneven_step(self) -> _Outcome | None:
         """Return the first step of the second run in which some ranks have more forwards than most others."""
@@ -868,6 +898,21 @@ class _Judge:
             key = min(keys, key=self.a.order.__getitem__)
             reason = f"{_ranks(ranks)} ran the model again before a step of the optimizer, which may have been skipped"
             return self._make(key, (math.inf, math.inf), ranks, [reason])
+        return None
+
+    def moved_outside(self) -> _Outcome | None:
+        """Return the first parameter of the second run that something else than its optimizer has changed.
+
+        A parameter after a step is the one after the step before, plus its update. The reference must not do the same.
+        """
+        keys = (key for key in self.b.order if key.kind == "parameter" and key.phase == "optimizer")
+        for key in sorted(keys, key=self.b.order.__getitem__):
+            jumps = _jumps(self.b, key)
+            if jumps and not _jumps(self.a, key):
+                reason = "it changed between the step before and this one, not by the optimizer"
+                hints = [reason, *self._alone([], self.b.parts[key])]
+                worst = max(jumps.values())
+                return dataclasses.replace(self._make(key, (worst, worst), list(jumps), hints), is_before=True)
         return None
 
     def _other(self, run: Run) -> Run:
@@ -1000,6 +1045,11 @@ class _Judge:
 
     # -- what was left out -----------------------------------------------------------------------
 
+    @property
+    def unaligned(self) -> int:
+        """How many tensors of both runs could not be compared."""
+        return sum(key in self.a.parts and key in self.b.parts for keys in self._unaligned.values() for key in keys)
+
     def left_out(self) -> list[str]:
         """Return which tensors could not be compared, each reason in a sentence."""
         found: list[str] = []
@@ -1021,6 +1071,11 @@ class _Judge:
             found.append(
                 f"The random generators ({', '.join(differing)}) are in different states at the first step, so dropout "
                 "and other random operations differ."
+            )
+        if self._by_size:
+            found.append(
+                f"{self._by_size:,} tensors were compared by norm and maximum alone, because it is unknown which "
+                "part of them a rank has: record with placements."
             )
         if self.loss_scale != 1:
             found.append(
@@ -1068,6 +1123,25 @@ class _Judge:
                 if key.kind == "output" and parts[0].entry.line:
                     found.setdefault(key.name, parts[0].entry.line)
         return found
+
+
+def _jumps(run: Run, key: Key) -> dict[int, float]:
+    """Return by how much a parameter changed outside of its optimizer, relative to its norm, by rank."""
+    before = key._replace(step=key.step - 1) if key.step else key._replace(phase="forward")
+    update = key._replace(kind="update")
+    if before not in run.parts or update not in run.parts:
+        return {}
+    former, moves = ({part.rank: part.entry for part in run.parts[each]} for each in (before, update))
+    found: dict[int, float] = {}
+    for part in run.parts[key]:
+        entry, rank = part.entry, part.rank
+        if rank not in former or rank not in moves or not entry.sum_of_squares or entry.nonfinite:
+            continue
+        jump = abs(entry.projection - former[rank].projection - moves[rank].projection)
+        relative = jump / math.sqrt(max(entry.sum_of_squares, former[rank].sum_of_squares))
+        if relative > max(_JUMP, 4 * _spacing(entry.dtype)):
+            found[rank] = relative
+    return found
 
 
 def _of_one_shape(parts: Sequence[RecordedPart], other: Sequence[RecordedPart]) -> Sequence[RecordedPart]:
@@ -1207,7 +1281,7 @@ class _Verdict:
     def differences(self) -> list[TensorDifference]:
         """Return the differences in program order."""
         wrong = [each for each in self._outcomes if each.differs and each not in self.healed]
-        wrong = self._after_skipped_step(wrong)
+        wrong = self._after(self._judge.moved_outside(), self._after_skipped_step(wrong))
         certain = [each for each in wrong if each.is_certain]
         wrong = self._blamed(certain[0] if certain else wrong[0], wrong) if wrong else wrong
         causes: list[_Outcome] = []
@@ -1231,20 +1305,22 @@ class _Verdict:
         if key.kind in STATE or key.kind == "gradient":
             return False
         gradients = self._gradients.get(key.step, {})
-        flows = bool(gradients.get(self._earliest, False))
+        earliest = gradients.get(self._earliest)
+        flows = earliest is not None and _undoes(earliest, outcome)
         if key.phase == "forward":
             around = [*([key.name] if key.kind == "input" else []), *ancestors(key.name)]
-            if any((key.step, key.micro, name) in self._right_outputs for name in around):
+            results = (self._results.get((key.step, key.micro, name)) for name in around)
+            if any(result is not None and _undoes(result, outcome) for result in results):
                 return True
             # Gradients upstream depend on each activation, but not on the value of the loss.
             return flows and outcome.elements > 1
-        own = [right for name, right in gradients.items() if name.rpartition(".")[0] == key.name]
-        if key.name and not all(own):
+        own = (each for name, each in gradients.items() if name.rpartition(".")[0] == key.name)
+        if key.name and any(each.differs for each in own):
             return False
-        if flows or (gradients and all(gradients.values())):
+        if flows or (gradients and all(_undoes(each, outcome) for each in gradients.values())):
             return True
         last = self._last_backwards.get((key.step, key.micro))
-        return last is not None and last.key.name != key.name and not last.differs
+        return last is not None and last.key.name != key.name and _undoes(last, outcome)
 
     def _is_right(self, kind: str, key: Key) -> bool:
         at = key._replace(kind=kind, phase="optimizer")
@@ -1262,18 +1338,22 @@ class _Verdict:
         }
 
     @cached_property
-    def _right_outputs(self) -> set[tuple[int, int, str]]:
-        outputs = [each for each in self._outcomes if each.key.kind == "output" and not each.alone]
-        wrong = {(each.key.step, each.key.micro, each.key.name) for each in outputs if each.differs}
-        return {(each.key.step, each.key.micro, each.key.name) for each in outputs} - wrong
+    def _results(self) -> dict[tuple[int, int, str], _Outcome]:
+        """The output of each module's call that is farthest from the reference, by step, micro-batch and name."""
+        found: dict[tuple[int, int, str], _Outcome] = {}
+        for each in self._outcomes:
+            at = each.key.step, each.key.micro, each.key.name
+            if each.key.kind == "output" and (at not in found or max(each.ratio, each.alone) > found[at].ratio):
+                found[at] = dataclasses.replace(each, distance=max(each.distance, each.alone))
+        return found
 
     @cached_property
-    def _gradients(self) -> dict[int, dict[str, bool]]:
-        """Whether each parameter's gradient is right after reduction, by step."""
-        found: dict[int, dict[str, bool]] = {}
+    def _gradients(self) -> dict[int, dict[str, _Outcome]]:
+        """Each parameter's gradient after reduction, by step."""
+        found: dict[int, dict[str, _Outcome]] = {}
         for each in self._outcomes:
             if each.key.kind == "reduced_gradient":
-                found.setdefault(each.key.step, {})[each.key.name] = not each.differs
+                found.setdefault(each.key.step, {})[each.key.name] = each
         return found
 
     @cached_property
@@ -1301,10 +1381,18 @@ class _Verdict:
     def _after_skipped_step(self, wrong: list[_Outcome]) -> list[_Outcome]:
         """Put first that some ranks of the second run have more forwards before a step of the optimizer than others."""
         found = self._judge.uneven_step()
-        if found is None or any(each.key.step < found.key.step for each in wrong):
+        if found is None or not wrong or any(each.key.step < found.key.step for each in wrong):
             return wrong
         earlier = [each for each in wrong if each.key.step == found.key.step and each.key.phase == "forward"]
         return wrong if earlier else [found, *(each for each in wrong if each.key.step >= found.key.step)]
+
+    def _after(self, moved: _Outcome | None, wrong: list[_Outcome]) -> list[_Outcome]:
+        """Put a parameter that changed before a step in front of the differences of that step."""
+        if moved is None or not wrong or any(each.key.step < moved.key.step for each in wrong):
+            return wrong
+        if moved.key.step == 0 and any(each.key.phase == "forward" for each in wrong):
+            return wrong
+        return [moved, *(each for each in wrong if each.key != moved.key)]
 
     def _blamed(self, first: _Outcome, wrong: list[_Outcome]) -> list[_Outcome]:
         """Blame a tensor that is right only as a sum over ranks if the next one is wrong: the sum is missing."""
@@ -1324,10 +1412,15 @@ class _Verdict:
         return [*wrong[:at], blamed, *wrong[at:]]
 
 
+def _undoes(result: _Outcome, outcome: _Outcome) -> bool:
+    """Return whether what follows from a differing tensor is right: within tolerance, and not just by dilution."""
+    return not result.differs and result.distance * _UNDONE <= outcome.distance
+
+
 def _explains(cause: _Outcome, other: _Outcome) -> bool:
     """Return whether a difference may be the consequence of an earlier one."""
     one, two = cause.key, other.key
-    if one.step < two.step:
+    if one.step < two.step or cause.is_before:
         return True
     if two.kind == "parameter" and two.phase == "forward":
         return False  # weights at the start

@@ -37,8 +37,15 @@ def sentence(comparison: Comparison) -> str:
     first = comparison.first
     counted = f"{comparison.compared:,} tensors compared"
     if first is None:
-        if comparison.identical == comparison.compared:
+        if comparison.identical == comparison.compared and comparison.equal:
             return f"Equal in every bit: {counted}."
+        if comparison.equal is None and comparison.compared > comparison.unaligned:
+            return (
+                f"Unsure: {counted}, and none differs by more than half precision may explain, which is too much to "
+                "call them equal. Record the reference with perturb=1 and pass it as noise."
+            )
+        if comparison.equal is None:
+            return f"Unsure: {counted} and equal, but {comparison.unaligned:,} could not be aligned."
         worst = comparison.worst
         most = ""
         if worst is not None:

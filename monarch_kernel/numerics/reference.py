@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from monarch_kernel.numerics.alignment import RecordedPart
     from monarch_kernel.numerics.recording import Entry, Recording
 
-#: How many runs with perturbed inputs measure tolerances.
-_PERTURBED = 2
+#: How many runs with perturbed inputs measure the tolerances.
+PERTURBED = 2
 #: Kinds of a step that a run without the job's optimizer has in common with it.
 _KINDS = frozenset(("input", "output", "grad_input", "grad_output", "gradient", "reduced_gradient", "generator"))
 
@@ -83,12 +83,8 @@ def compare_with_reference(recording: Recording, builder: str) -> Comparison:
     """
     from monarch_kernel.numerics.recording import Recording
 
-    folders = reference_of(recording, Builder.of(builder))
+    folders = reference_of(recording, Builder.of(builder), again=True, perturbed=PERTURBED)
     plain, again, *perturbed = (Recording.open(folder) for folder in folders)
-
-    def first_step(one: Recording, name: str) -> Run:
-        entries = [entry for entry in one.entries() if entry.step == 0 and _is_compared(entry)]
-        return Run.of(entries, name)
 
     found = compare_runs(
         first_step(plain, "reference"),
@@ -106,6 +102,12 @@ def compare_with_reference(recording: Recording, builder: str) -> Comparison:
             "compare without dropout."
         )
     return replace(found, notes=tuple(notes))
+
+
+def first_step(recording: Recording, name: str) -> Run:
+    """Return what a reference has in common with the first step of a recording."""
+    entries = [entry for entry in recording.entries() if entry.step == 0 and _is_compared(entry)]
+    return Run.of(entries, name)
 
 
 def _is_compared(entry: Entry) -> bool:
@@ -136,25 +138,45 @@ def _nondeterminism(repeated: Comparison, folder: Path) -> str:
     )
 
 
-def reference_of(recording: Recording, builder: Builder) -> list[Path]:
+def reference_of(
+    recording: Recording,
+    builder: Builder,
+    *,
+    beside: Path | None = None,
+    root: Path | None = None,
+    again: bool = False,
+    perturbed: int = 0,
+) -> list[Path]:
     """Run the first recorded step in a process of its own.
 
+    Args:
+        recording: of the job, with its tensors.
+        builder: the function that returns the model.
+        beside: the recordings are in folders beside it, whose names begin with its name; by default, beside the job's.
+        root: the current folder of the process, from which modules can be imported, too; by default, that of the file.
+        again: whether to run the same step twice.
+        perturbed: how many further runs have perturbed inputs.
+
     Returns:
-        The folders of its recordings, beside that of the job: of the step, of the same step again, and of perturbed
-        ones.
+        The folders of the recordings: of the step, of the same step again, and of perturbed ones.
 
     Raises:
         ReferenceRunError: the step cannot be run again.
     """
-    names = ["reference", "reference-again", *(f"reference-perturbed-{units}" for units in range(1, _PERTURBED + 1))]
-    folders = [recording.folder.with_name(f"{recording.folder.name}.{name}") for name in names]
+    beside = recording.folder if beside is None else beside
+    root = builder.file.parent if root is None else root
+    units = [0, *([0] if again else []), *range(1, perturbed + 1)]
+    names = ["reference", *(["reference-again"] if again else [])]
+    names += [f"reference-perturbed-{number}" for number in range(1, perturbed + 1)]
+    folders = [beside.with_name(f"{beside.name}.{name}") for name in names]
     StepData.of(recording)  # what is missing is said before a process is started
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     order = {
         "recording": str(recording.folder),
         "file": str(builder.file),
         "function": builder.function,
-        "folders": [str(folder) for folder in folders],
+        "paths": [str(path) for path in dict.fromkeys((builder.file.parent, root))],
+        "runs": [[str(folder), number] for folder, number in zip(folders, units, strict=True)],
     }
     done = subprocess.run(
         [sys.executable, "-m", __name__],
@@ -162,6 +184,7 @@ def reference_of(recording: Recording, builder: Builder) -> list[Path]:
         capture_output=True,
         text=True,
         env=environment,
+        cwd=root,
         check=False,
     )
     if done.returncode:
@@ -232,7 +255,10 @@ class StepData:
             if entry.kind == "generator" and entry.rank == run.ranks[0]:
                 found.generators[entry.name] = _tensor(recording, entry)
         if not found.weights:
-            raise ReferenceRunError(f"{recording.name} has no weights: record it with what='modules,optimizer'")
+            raise ReferenceRunError(
+                f"{recording.name} has no weights from before the step: record with what='modules,optimizer' and name "
+                "the model (%mesh record NAME --full --model EXPR)"
+            )
         return found
 
 
@@ -298,29 +324,28 @@ def main() -> None:
     """Run the step that standard input describes. Ends with a message and exit code 1 if it cannot."""
     order = json.load(sys.stdin)
     try:
-        _run(Path(order["recording"]), Builder(Path(order["file"]), order["function"]), order["folders"])
+        _run(order)
     except Exception as error:
         print(f"{type(error).__name__}: {error}".replace("\n", " "), file=sys.stderr)
         raise SystemExit(1) from None
 
 
-def _run(folder: Path, builder: Builder, folders: Sequence[str]) -> None:
+def _run(order: Mapping[str, Any]) -> None:
     from monarch_kernel.numerics.recording import Recording
 
-    data = StepData.of(Recording.open(folder))
+    data = StepData.of(Recording.open(order["recording"]))
+    sys.path[:0] = order["paths"]
+    runs: list[tuple[str, int]] = [(folder, units) for folder, units in order["runs"]]
     with contextlib.redirect_stdout(sys.stderr):
-        model = _built(builder)
+        model = _built(Builder(Path(order["file"]), order["function"]))
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         operations: set[str] = set()
-        for at, target in enumerate(folders):
+        for at, (folder, units) in enumerate(runs):
             _load(model, data, buffers)
-            if at == 1:
-                with _deterministic_warnings(operations):
-                    _step(model, data, target, 0)
-            else:
-                _step(model, data, target, max(0, at - 1))
+            with _deterministic_warnings(operations) if at and not units else contextlib.nullcontext():
+                _step(model, data, folder, units)
     if operations:
-        path = Path(folders[0]) / "nondeterministic.json"
+        path = Path(runs[0][0]) / "nondeterministic.json"
         path.write_text(json.dumps(sorted(operations)))
         path.chmod(0o600)
 
@@ -328,7 +353,6 @@ def _run(folder: Path, builder: Builder, folders: Sequence[str]) -> None:
 def _built(builder: Builder) -> torch.nn.Module:
     import torch
 
-    sys.path.insert(0, str(builder.file.parent))
     spec = importlib.util.spec_from_file_location(builder.file.stem, builder.file)
     if spec is None or spec.loader is None:
         raise ReferenceRunError(f"{builder.file} is no Python file")

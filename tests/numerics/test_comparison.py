@@ -387,6 +387,21 @@ def test_a_parameter_without_a_gradient_is_a_difference() -> None:
     assert "it has no gradient in two" in found.first.suggests
 
 
+def test_a_parameter_that_no_optimizer_has_is_a_difference() -> None:
+    """An optimizer made before the model was wrapped steps other tensors."""
+
+    def run(own: bool) -> list[Entry]:
+        entries = [entry("a.w", whole(4), kind="parameter", phase="forward"), entry("a.w", whole(4), kind="gradient")]
+        name = "a.w" if own else "optimizer.0.0"
+        entries += [entry("a.w", whole(4))] if own else []
+        return entries + [entry(name, whole(4), kind=kind, phase="optimizer") for kind in ("update", "parameter")]
+
+    found = compared(run(True), run(False))
+    assert found.equal is False and found.first is not None
+    assert (found.first.phase, found.first.title) == ("optimizer", "update of a.w")
+    assert "no optimizer of two has it" in found.first.suggests
+
+
 def test_one_module_in_lower_precision_differs() -> None:
     def run(dtype: torch.dtype) -> list[Entry]:
         names = [f"layers.{at}" for at in range(4)]
@@ -401,6 +416,18 @@ def test_one_module_in_lower_precision_differs() -> None:
     assert found.equal is False and found.first is not None
     assert found.first.module == "layers.2"
     assert "it is computed in bfloat16" in found.first.suggests
+
+
+def test_half_precision_is_not_called_equal_without_noise() -> None:
+    """Estimated tolerances of half precision would hide errors."""
+
+    def run(scale: float) -> list[Entry]:
+        return [entry("layer", (whole(16, 16) * scale).bfloat16(), kind="output", phase="forward")]
+
+    found = compared(run(1.0), run(1.01))
+    assert found.equal is None and not found.differences
+    assert found.sentence.startswith("Unsure: ") and "half precision" in found.sentence
+    assert compared(run(1.0), run(1.0)).equal is True
 
 
 # -- what it shows -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from monarch_kernel.kernel.magics.capture_magics import CaptureMagics
 from monarch_kernel.kernel.magics.dap_magics import DapMagics
 from monarch_kernel.kernel.magics.job_magics import JobMagics
 from monarch_kernel.kernel.magics.lifecycle_magics import LifecycleMagics
-from monarch_kernel.kernel.magics.numerics_magics import NumericsMagics
+from monarch_kernel.kernel.magics.numerics_magics import ComparisonMagics, NumericsMagics
 from monarch_kernel.kernel.magics.status_magics import StatusMagics
 from monarch_kernel.kernel.magics.stop_magics import StopMagics
 from monarch_kernel.kernel.magics.subcommands import Subcommands
@@ -36,6 +36,7 @@ GROUPS: tuple[type[Subcommands], ...] = (
     TelemetryMagics,
     NumericsMagics,
     CaptureMagics,
+    ComparisonMagics,
     JobMagics,
 )
 
@@ -48,11 +49,7 @@ TOPICS = {
     "code": ("sync",),
     "elsewhere": ("attach", "detach", "jobs", "join", "leave"),
     "recordings": ("metrics", "trace", "history"),
-    "silent errors": (
-        "record",
-        "capture",
-        "replay",
-    ),
+    "silent errors": ("record", "compare", "bisect", "capture", "replay"),
     "tensors": ("plan", "watch", "memory"),
 }
 SUBCOMMANDS = tuple(word for words in TOPICS.values() for word in words)
