@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,9 @@ from tests.installs.conftest import ROOT, Environment, build_wheel, clean, insta
 from tests.waiting import patience
 
 #: The older version: the last one that is tagged; before the first release, a commit of the same wire.
-OLDER = "bb85334e"
+OLDER = "5e9ce679"
+#: One of an older wire, which this version does not speak.
+OF_AN_OLDER_WIRE = "bb85334e"
 #: A program that sends cells to a new kernel of its environment, and prints what they print.
 CELLS = """
 import sys
@@ -67,8 +70,6 @@ print("rank", rank, x)
 ---
 %mesh stacks
 ---
-%mesh break list
----
 %mesh sync
 ---
 %%mesh
@@ -95,22 +96,26 @@ class Versions:
     new: Path
 
 
-@pytest.fixture
-def versions(wheel: Path, environment: Environment, tmp_path: Path) -> Versions:
-    tree = tmp_path / "older"
-    tree.mkdir()
+def last_release() -> str:
+    """The last tagged version, or a commit before there was one."""
     tags = subprocess.run(
         ["git", "tag", "--list", "v*", "--sort=-version:refname"], cwd=ROOT, capture_output=True, text=True
     )
     if tags.returncode:
         pytest.skip("this tree is not in git, so there is no older version to build")
-    older = (tags.stdout.split() or [OLDER])[0]
+    return (tags.stdout.split() or [OLDER])[0]
+
+
+def installed(older: str, wheel: Path, environment: Environment, folder: Path) -> Versions:
+    """Build the wheel of an older version, and install both."""
+    tree = folder / "older"
+    tree.mkdir()
     packed = subprocess.run(["git", "archive", older], cwd=ROOT, capture_output=True)
     if packed.returncode:
         pytest.skip(f"this clone does not have the commit {older}")
     subprocess.run(["tar", "x", "-C", str(tree)], input=packed.stdout, check=True)
     found: list[Path] = []
-    for each in (build_wheel(tree, tmp_path / "older_wheel"), wheel):
+    for each in (build_wheel(tree, folder / "older_wheel"), wheel):
         found.append(environment())
         install(found[-1], each)
     return Versions(*found)
@@ -151,7 +156,8 @@ def run(python: Path, home: Path, code: str, program: str = CELLS) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("older", ["worker", "controller"])
-def test_they_work_together(versions: Versions, tmp_path: Path, older: str) -> None:
+def test_they_work_together(wheel: Path, environment: Environment, tmp_path: Path, older: str) -> None:
+    versions = installed(last_release(), wheel, environment, tmp_path)
     far, near = (versions.old, versions.new) if older == "worker" else (versions.new, versions.old)
     here, there, key = tmp_path / "here", tmp_path / "there", tmp_path / "key"
     here.mkdir()
@@ -163,7 +169,27 @@ def test_they_work_together(versions: Versions, tmp_path: Path, older: str) -> N
         said = run(near, here, ATTACH.format(url=url, key=str(key)))
     assert "ERROR" not in said, said
     assert "added [42, 42]" in said
-    assert "failed ActorError True" in said
+    assert "failed ActorError[ValueError] True" in said
     assert "[0] rank 0 5" in said and "[1] rank 1 6" in said
     assert "synced" in said
-    assert "dead [1]" in said and said.endswith("stopped\n")
+    assert "dead [1]" in said and said.rstrip().endswith("stopped")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("older", ["worker", "controller"])
+def test_a_wire_that_is_not_spoken_is_refused(
+    wheel: Path, environment: Environment, tmp_path: Path, older: str
+) -> None:
+    versions = installed(OF_AN_OLDER_WIRE, wheel, environment, tmp_path)
+    far, near = (versions.old, versions.new) if older == "worker" else (versions.new, versions.old)
+    here, there, key = tmp_path / "here", tmp_path / "there", tmp_path / "key"
+    here.mkdir()
+    there.mkdir()
+    subprocess.run([str(versions.old.parent / "monarch-kernel"), "keys", str(key)], check=True, capture_output=True)
+    with worker(far, there, key) as url:
+        said = run(near, here, ATTACH.format(url=url, key=str(key)).partition("---")[0] + "hosts.initialized.get(60)")
+    wires = ("10", "11") if older == "controller" else ("11", "10")
+    assert re.search(
+        rf"ERROR .*speaks wire version {wires[0]} .* speaks {wires[1]} .*: install the .* on all hosts", said
+    )
