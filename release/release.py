@@ -126,13 +126,36 @@ def make_commit(tree: Path, version: str) -> str:
     """Set the version, build the panel for it, and commit. Return the time of the commit (Unix time)."""
     set_version(tree, version)
     write_changelog(tree, version, datetime.datetime.now(datetime.UTC).date())
-    modules = ROOT / "labextension" / "node_modules"
-    if modules.is_dir():  # those of this checkout are of the same lock file, but for the version
-        shutil.copytree(modules, tree / "labextension" / "node_modules", symlinks=True)
+    reuse_packages(tree)
     run([sys.executable, "labextension/bundles.py", "--build"], tree)
     run(["git", "add", "--all"], tree)
     run(["git", "commit", "--quiet", "--message", f"Release {version}"], tree)
     return run(["git", "show", "--no-patch", "--format=%ct", "HEAD"], tree).strip()
+
+
+def reuse_packages(tree: Path) -> None:
+    """Link the packages of this checkout into a clone whose lock file differs only in the version of the panel."""
+    lock, modules = (Path("labextension") / name for name in ("package-lock.json", "node_modules"))
+    stamp = ROOT / modules / ".installed"
+    if not stamp.is_file() or stamp.read_text() != digest(ROOT / lock):
+        return  # they are not there, or of another lock file: the clone installs its own
+    shutil.copytree(ROOT / modules, tree / modules, symlinks=True, copy_function=link_or_copy)
+    copied = tree / modules / ".installed"
+    copied.unlink()  # it may be a link
+    copied.write_text(digest(tree / lock))
+
+
+def link_or_copy(source: str, target: str) -> None:
+    """Link a file, or copy it where the folders are on different file systems."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 # -- files --------------------------------------------------------------------------------------------------
@@ -145,7 +168,7 @@ def build(clone: Path, into: Path, epoch: str) -> dict[str, str]:
     run(["git", "archive", "--output", packed, "HEAD"], clone)
     run(["tar", "--extract", "--touch", "--file", packed, "--directory", tree], clone)
     run([sys.executable, "-m", "hatchling", "build", "-d", into], tree, SOURCE_DATE_EPOCH=epoch)
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(into.iterdir())}
+    return {path.name: digest(path) for path in sorted(into.iterdir())}
 
 
 def build_twice(clone: Path, folder: Path, epoch: str) -> Path:
@@ -215,7 +238,7 @@ def release(version: str, *, dry_run: bool, suite: bool, demo: bool) -> None:
         if not dry_run:
             finish(clone, files, version)
         for path in sorted(files.iterdir()):
-            print(f"    {path.name}  {hashlib.sha256(path.read_bytes()).hexdigest()}")
+            print(f"    {path.name}  {digest(path)}")
 
 
 def finish(clone: Path, files: Path, version: str) -> None:

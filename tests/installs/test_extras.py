@@ -54,6 +54,7 @@ def resolved(requirements: list[str], folder: Path, python: str, *options: str) 
     """The versions that uv chooses, by name."""
     wanted, chosen = folder / "wanted.in", folder / "chosen.txt"
     wanted.write_text("\n".join(requirements))
+    chosen.unlink(missing_ok=True)  # uv would prefer the versions in it
     uv(
         "pip",
         "compile",
