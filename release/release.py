@@ -25,7 +25,9 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 ROOT = Path(__file__).resolve().parent.parent
+#: The source of the version, and the recipe, which has a copy of it in quotes, too.
 VERSION_FILE = "monarch_kernel/_version.py"
+RECIPE = "release/recipe.yaml"
 PANEL = ("labextension/package.json", "labextension/package-lock.json")
 #: The heading under which changes are noted, and what is left below it after a release.
 UNRELEASED = "## Unreleased"
@@ -76,7 +78,7 @@ def check_start(root: Path, version: str) -> None:
     changed = run(["git", "status", "--porcelain"], root).splitlines()
     if changed:
         raise ReleaseError(
-            f"the tree has {len(changed)} changes that are not committed, such as {changed[0].split()[-1]}: "
+            f"the tree has uncommitted changes ({len(changed)}), such as {changed[0].split()[-1]}: "
             "commit or remove them"
         )
     if run(["git", "tag", "--list", f"v{version}"], root).strip():
@@ -104,8 +106,10 @@ def section(changelog: str, heading: str) -> str:
 
 def set_version(tree: Path, version: str) -> None:
     """Write the version to all files that have it."""
-    path = tree / VERSION_FILE
-    path.write_text(path.read_text().replace(f'"{current_version(tree)}"', f'"{version}"'))
+    current = current_version(tree)
+    for name in (VERSION_FILE, RECIPE):
+        path = tree / name
+        path.write_text(path.read_text().replace(f'"{current}"', f'"{version}"'))
     # npm wants three numbers, and a dash before anything else.
     of_npm = re.sub(r"^(\d+\.\d+\.\d+)\.?(?=[a-z])", r"\1-", version)
     for name in PANEL:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -87,6 +88,33 @@ procs.stop().get()
 print("stopped")
 """
 
+#: A script that leaves a mesh behind, with an actor and a note; one that finds them, and ends the mesh.
+KEEP = """
+from monarch_kernel.actor import Actor, endpoint
+from monarch_kernel.meshes import keep
+class Counter(Actor):
+    def __init__(self, start):
+        self.value = start
+    @endpoint
+    def add(self, by):
+        self.value += by
+        return self.value
+host = keep("t")
+counters = host.hosts.spawn_procs(per_host={"gpus": 2}, name="t").spawn("counters", Counter, 10)
+print(sorted(counters.add.call(1).get().values()))
+host.note("loss", 0.5)
+host.detach()
+"""
+TAKE = """
+from monarch_kernel.meshes import attach, end_kept, kept, kept_ranks
+print([(rank.mesh, rank.rank) for rank in kept_ranks("t")])
+host = attach("t")
+print(sorted(host.actors("counters").add.call(1).get().values()), host.noted("loss"))
+host.detach()
+end_kept("t")
+print("left:", len(kept()))
+"""
+
 
 @dataclass(frozen=True)
 class Versions:
@@ -138,7 +166,7 @@ def worker(python: Path, home: Path, key: Path) -> Iterator[str]:
         process.stdout.close()
 
 
-def run(python: Path, home: Path, code: str, program: str = CELLS) -> str:
+def run(python: Path, home: Path, code: str, program: str = CELLS, **env: str) -> str:
     """Run cells in a kernel of a version, or with another program, a script."""
     done = subprocess.run(
         [str(python), "-c", program],
@@ -146,7 +174,7 @@ def run(python: Path, home: Path, code: str, program: str = CELLS) -> str:
         capture_output=True,
         text=True,
         timeout=patience(200),
-        env=clean(HOME=str(home), JUPYTER_PREFER_ENV_PATH="1"),
+        env=clean(HOME=str(home), JUPYTER_PREFER_ENV_PATH="1", **env),
         cwd=home,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -166,13 +194,33 @@ def test_they_work_together(wheel: Path, environment: Environment, tmp_path: Pat
     # The key file of the older version is one for the other, too.
     subprocess.run([str(versions.old.parent / "monarch-kernel"), "keys", str(key)], check=True, capture_output=True)
     with worker(far, there, key) as url:
-        said = run(near, here, ATTACH.format(url=url, key=str(key)))
+        check_session(run(near, here, ATTACH.format(url=url, key=str(key))))
+    # The store of synced trees that one version has made is one for the other, too.
+    with worker(near, there, key) as url:
+        check_session(run(far, here, ATTACH.format(url=url, key=str(key))))
+
+
+def check_session(said: str) -> None:
+    """Check what the cells of a session have printed."""
     assert "ERROR" not in said, said
     assert "added [42, 42]" in said
     assert "failed ActorError[ValueError] True" in said
     assert "[0] rank 0 5" in said and "[1] rank 1 6" in said
     assert "synced" in said
     assert "dead [1]" in said and said.rstrip().endswith("stopped")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("older", ["mesh", "controller"])
+def test_a_kept_mesh_is_taken_over(wheel: Path, environment: Environment, tmp_path: Path, older: str) -> None:
+    versions = installed(last_release(), wheel, environment, tmp_path)
+    first, then = (versions.old, versions.new) if older == "mesh" else (versions.new, versions.old)
+    with tempfile.TemporaryDirectory(prefix="mk-kept-") as folder:  # a short path, for sockets
+        env = {"MONARCH_KERNEL_KEPT_DIR": folder}
+        assert run(first, tmp_path, "", KEEP, **env) == "[11, 11]\n"
+        said = run(then, tmp_path, "", TAKE, **env)
+    assert said == "[('t', 0), ('t', 1)]\n[12, 12] 0.5\nleft: 0\n"
 
 
 @pytest.mark.slow
