@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 
 from monarch_kernel import __version__
@@ -116,6 +117,8 @@ def listed(python: Path, home: Path, module: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_wheel_without_its_dependencies_serves_the_page(
     wheel: Path, environment: Environment, tmp_path: Path
 ) -> None:
