@@ -30,6 +30,7 @@ NEEDS_check := bench,dev,docs,environments
 NEEDS_bench := bench
 NEEDS_docs := docs
 NEEDS_notebooks := demo
+NEEDS_release := test
 NEEDS_lock :=
 NEEDS_venv = $(EXTRAS)
 # Those that also use the packages of labextension/, where there is a node.
@@ -38,7 +39,7 @@ USE_NODE := test test-engines check venv
 # Jupyter must find this checkout's kernel, whatever is installed elsewhere for the user.
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: help venv test test-engines quick check format demo lab docs notebooks bench lock bundles clean
+.PHONY: help venv test test-engines quick check format demo lab docs notebooks bench lock bundles release clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -100,6 +101,10 @@ lock: set-up-lock ## write constraints/ anew for the Python of .venv, from what 
 
 bundles: $(PY) ## build the panel and the widget anew
 	@$(PY) $(LAB)/bundles.py --build
+
+release: set-up-release ## VERSION=0.9.0, from a clean tree; DRY_RUN=1 leaves the repository as it is (RELEASING.md)
+	@test -n "$(VERSION)" || { echo "Name the version: make release VERSION=0.9.0"; exit 1; }
+	$(PY) release/release.py $(VERSION) $(if $(DRY_RUN),--dry-run) $(RELEASE_ARGS)
 
 clean: ## remove all that make made
 	rm -rf $(VENV) .bench $(OUT) dist .pytest_cache .ruff_cache .hypothesis

@@ -137,8 +137,6 @@ ALLOWED: dict[str, set[str]] = {
     # One model of what the runtime, the debugger and syncs know; views take it from there.
     WATCH: {*OFFERED, DEBUG, DEBUGGER, SYNC},
     WIDGETS: {*OFFERED, DEBUG, DEBUGGER, WATCH},
-    # Recordings of training runs and their comparison; where user code is, the debugger knows.
-    "monarch_kernel.numerics": {*OFFERED, ENGINES, DEBUGGER},
     "monarch_kernel.server": {*OFFERED, WATCH},
     # Another runtime under the tools: what crosses process boundaries, and the names that tools use.
     ENGINES: {PROTOCOL, *OFFERED},

@@ -154,7 +154,7 @@ def _kernel(name: str) -> PartReport:
         lacking = _lacking()
     except metadata.PackageNotFoundError:
         text = "this checkout is not installed in this environment, so Jupyter and ranks may not find it"
-        return PartReport(name, Presence.BROKEN, text, f"{_pip()} install PATH_OF_THE_CHECKOUT", True)
+        return PartReport(name, Presence.BROKEN, text, f"{_install()} PATH_OF_THE_CHECKOUT", True)
     if lacking:
         text = f"it cannot run in this environment, which lacks {_listed(lacking)}"
         return PartReport(name, Presence.MISSING, text, _pip_install(), True)
@@ -318,7 +318,7 @@ def _widget_manager(name: str) -> PartReport:
     missing = [each for each in WIDGET_EXTENSIONS if each not in page]
     if missing:
         text = f"live views in cells stay tables, because the page lacks {_listed(missing)}"
-        return PartReport(name, Presence.MISSING, text, f"{_pip()} install anywidget", True)
+        return PartReport(name, Presence.MISSING, text, f"{_install()} anywidget", True)
     for each in WIDGET_EXTENSIONS:
         if page[each].disabled:
             text = f"live views in cells stay tables, because {each} is disabled"
@@ -465,20 +465,20 @@ def _version(package: str) -> str:
         return ""
 
 
-def _pip() -> str:
+def _install() -> str:
     """Return the beginning of a command that installs packages into this environment."""
     python = shlex.quote(sys.executable)
-    return f"{python} -m pip" if find_spec("pip") is not None else f"uv pip --python {python}"
+    return f"{python} -m pip install" if find_spec("pip") is not None else f"uv pip install --python {python}"
 
 
 def _pip_install(*arguments: str) -> str:
     """Return the command that installs these packages, or with options alone, this version of this package."""
     packages = [] if any(not each.startswith("-") for each in arguments) else [f"{PACKAGE}=={__version__}"]
-    return " ".join([_pip(), "install", *arguments, *packages])
+    return " ".join([_install(), *arguments, *packages])
 
 
 def _extra(name: str) -> str:
-    return f"{_pip()} install '{PACKAGE}[{name}]'"
+    return f"{_install()} '{PACKAGE}[{name}]'"
 
 
 def _listed(names: Iterable[str]) -> str:

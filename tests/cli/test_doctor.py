@@ -196,7 +196,7 @@ def test_an_environment_that_has_nothing_else(doctor: Doctor, tmp_path: Path) ->
     assert found["kernel"]["state"] == "missing"
     assert found["kernel"]["text"].startswith("it cannot run in this environment, which lacks anywidget, blake3, ")
     # Without pip in it, uv installs into it.
-    assert found["kernel"]["command"] == f"uv pip --python {python} install monarch_kernel=={__version__}"
+    assert found["kernel"]["command"] == f"uv pip install --python {python} monarch_kernel=={__version__}"
     assert found["jupyter"]["state"] == found["panel"]["state"] == "elsewhere"
     assert found["jupyter"]["command"] == "python -m pip install --no-deps monarch_kernel msgspec watchfiles"
     assert found["torch"]["state"] == "missing"

@@ -54,6 +54,7 @@ def resolved(requirements: list[str], folder: Path, python: str, *options: str) 
     """The versions that uv chooses, by name."""
     wanted, chosen = folder / "wanted.in", folder / "chosen.txt"
     wanted.write_text("\n".join(requirements))
+    chosen.unlink(missing_ok=True)  # uv would prefer the versions in it
     uv(
         "pip",
         "compile",
@@ -132,14 +133,16 @@ def test_pip_resolves_what_uv_does(wheel: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_lowest_versions(wheel: Path, environment: Environment, tmp_path: Path) -> None:
-    requirements = [each for extra in ("", *FLOORS) for each in required(extra)]
-    chosen = resolved(requirements, tmp_path, "3.11", "--resolution", "lowest-direct")
+    lowest = ("--resolution", "lowest-direct")
     # A floor that another package raises would be one that nobody has tested.
-    for each in requirements:
-        name, _, floor = each.partition(">=")
-        lowest = chosen[name.lower().replace("_", "-")].split(".")
-        parts = floor.partition(",")[0].split(".")
-        assert lowest[: len(parts)] == parts, f"{each}: the lowest is {'.'.join(lowest)}"
+    for extra in ("", *FLOORS):
+        chosen = resolved([*required(""), *required(extra)], tmp_path, "3.11", *lowest)
+        for each in required(extra):
+            name, _, floor = each.partition(">=")
+            version = chosen[name.lower().replace("_", "-")].split(".")
+            parts = floor.partition(",")[0].split(".")
+            assert version[: len(parts)] == parts, f"{each}: the lowest is {'.'.join(version)}"
+    chosen = resolved([each for extra in ("", *FLOORS) for each in required(extra)], tmp_path, "3.11", *lowest)
     made = environment("3.11")
     uv("pip", "install", "--quiet", "--python", made, *(f"{name}=={version}" for name, version in chosen.items()))
     uv("pip", "install", "--quiet", "--python", made, "--no-deps", wheel)
