@@ -45,7 +45,7 @@ from monarch_kernel.kernel.output.fault_notices import WalltimeNotices
 from monarch_kernel.kernel.output.publisher import OwnOutput, Publisher, Source, publisher_for
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.sync_run import Workspaces
-from monarch_kernel.kernel.usage_errors import nearest
+from monarch_kernel.launchers.host_request import nearest
 from monarch_kernel.meshes import format_points
 from monarch_kernel.output import set_origin
 from monarch_kernel.private_files import AppendOnlyFile

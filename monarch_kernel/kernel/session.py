@@ -11,7 +11,7 @@ from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.interrupts.interrupt_relay import Interruption
 from monarch_kernel.kernel.managed_mesh import ManagedMesh, recall, remember
 from monarch_kernel.kernel.provider_hosts import ProviderPlacements
-from monarch_kernel.kernel.usage_errors import nearest
+from monarch_kernel.launchers.host_request import nearest
 from monarch_kernel.subscriptions import Subscribers
 
 

@@ -37,7 +37,7 @@ from monarch_kernel.watch.board import (
 )
 from monarch_kernel.watch.model import ActorView, GpuView, RankState, StopView
 from monarch_kernel.workers import placement_of
-from workspace_sync.news import on_synced, trees
+from workspace_sync.model.sync_report import on_synced, trees
 
 if TYPE_CHECKING:
     from monarch_kernel.debug import MeshDebugger

@@ -45,7 +45,7 @@ SHELLS = re.compile(r"(.*/)?(ba|da|z|k)?sh")
 #: what a shell completes; a command line in an error.
 QUOTING = {
     "monarch_kernel/launchers/scripts.py",
-    "monarch_kernel/kernel/views/services.py",
+    "monarch_kernel/kernel/views.py",
     "monarch_kernel/cli/completion.py",
     "monarch_kernel/launchers/spmd_job.py",
 }

@@ -17,8 +17,8 @@ from typing import Any, Literal, TypeVar
 
 from monarch_kernel.actor import ActorMesh, Extent, ProcMesh
 from monarch_kernel.debugger import existing_debugger
-from monarch_kernel.debugger.controller.labels import rank_label
 from monarch_kernel.debugger.controller.query import Answers, ask, chosen_ranks
+from monarch_kernel.debugger.controller.stacks.merge import rank_label
 from monarch_kernel.debugger.events import RankStop
 from monarch_kernel.debugger.frames import user_frames
 from monarch_kernel.debugger.model.readings import Contrast, Leaf, Reading, figure, short, shown_pair

@@ -30,8 +30,7 @@ from monarch_kernel.kernel.mesh_lifecycle import deaths_of
 from monarch_kernel.kernel.provider_up import AskedJob, up_on_provider
 from monarch_kernel.kernel.sync_run import sync_to
 from monarch_kernel.kernel.usage_errors import check_drives, replacing, usage_error
-from monarch_kernel.launchers.host_request import AskedHosts, argument_of, memory_size, seconds
-from monarch_kernel.launchers.profiles import LOCAL
+from monarch_kernel.launchers.host_request import LOCAL, AskedHosts, argument_of, memory_size, seconds
 from monarch_kernel.meshes import name_ranks
 from workspace_sync.receipt import receipt_line
 

@@ -33,7 +33,8 @@ from monarch_kernel.kernel.managed_mesh import ManagedMesh
 from monarch_kernel.kernel.mesh_cell import run_here, run_in_background, wait_in_background
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.output.publisher import Source
-from monarch_kernel.kernel.usage_errors import nearest, usage_error
+from monarch_kernel.kernel.usage_errors import usage_error
+from monarch_kernel.launchers.host_request import nearest
 from monarch_kernel.meshes import format_ranks
 
 

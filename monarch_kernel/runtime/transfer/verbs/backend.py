@@ -21,7 +21,7 @@ import zlib
 from typing import Any
 
 from monarch_kernel import environment
-from monarch_kernel.runtime.transfer.backends.interface import BackendContext
+from monarch_kernel.runtime.transfer.backends import BackendContext
 from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op, await_death
 from monarch_kernel.runtime.transfer.memory import Memory

@@ -20,7 +20,7 @@ from torch.distributed.tensor.placement_types import Partial, Placement, Replica
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank import current_executor
 from monarch_kernel.runtime.tensor.rank.program import bare, compiled_source
 from monarch_kernel.runtime.tensor.sharded.rank import views
 from monarch_kernel.runtime.tensor.sharded.rank.batched import batched_rule, guarded, pointwise_rule, special_rule
@@ -295,9 +295,12 @@ class OperationRules:
         mesh = self.meshes[key]
         made = part_of(tensor, mesh, [Replicate()] * mesh.ndim if placements is None else placements)
         local = made._local_tensor
-        if local.device != device.of_rank() or local.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
+        if (
+            local.device != current_executor.of_rank()
+            or local.untyped_storage()._cdata == tensor.untyped_storage()._cdata
+        ):
             # a copy, because received memory may be shared with other ranks of this host
-            made._local_tensor = local.to(device.of_rank(), copy=True)
+            made._local_tensor = local.to(current_executor.of_rank(), copy=True)
         # Tensors of one kind share one spec, by which operations on them are cached.
         if len(self._specs) >= KINDS:
             self._specs.clear()
