@@ -178,6 +178,7 @@ EXCEPTIONS = {
     # Names only, of modules that are not loaded by them: a process that is started, the module that tracebacks show,
     # the one in which users set a hook, and the one whose frames are recognised.
     LAUNCH: {f"{RUNTIME}.host.__main__"},
+    "monarch_kernel.aliases": {"workspace_sync.mounts", "workspace_sync.model.workspace"},
     f"{RUNTIME}.actor.errors": {"monarch_kernel.errors"},
     f"{RUNTIME}.actor.unhandled_fault": {"monarch_kernel.actor"},
     f"{DEBUGGER}.rank.stacks": {f"{RUNTIME}.actor.execution.async_instance"},
