@@ -15,7 +15,7 @@ from IPython.display import display
 from monarch_kernel.actor import HostMesh, ProcMesh
 from monarch_kernel.display.tables import table_text
 from monarch_kernel.engines import tool_runtime
-from monarch_kernel.kernel.output.mesh_tables import HostTree
+from monarch_kernel.kernel.output.formatters import HostTree
 from monarch_kernel.kernel.progress import shown_line
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.usage_errors import usage_error

@@ -14,7 +14,7 @@ from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger import existing_debugger
 from monarch_kernel.debugger.commands import breakpoint_commands
 from monarch_kernel.debugger.controller.query import ask
-from monarch_kernel.debugger.frames import user_frames
+from monarch_kernel.debugger.events import user_frames
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.magics.dispatch import MeshCommands
 from monarch_kernel.kernel.notebook import Notebook

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger import existing_debugger, on_made, on_verdict
-from monarch_kernel.debugger.events import Event, Key, RankGone, RankResumed, RankStop, RankStopped
-from monarch_kernel.debugger.frames import shown_frame
+from monarch_kernel.debugger.events import Event, Key, RankGone, RankResumed, RankStop, RankStopped, shown_frame
 from monarch_kernel.introspection import (
     ActorActivity,
     Death,

@@ -19,8 +19,7 @@ from monarch_kernel.actor import ActorMesh, Extent, ProcMesh
 from monarch_kernel.debugger import existing_debugger
 from monarch_kernel.debugger.controller.query import Answers, ask, chosen_ranks
 from monarch_kernel.debugger.controller.stacks.merge import rank_label
-from monarch_kernel.debugger.events import RankStop
-from monarch_kernel.debugger.frames import user_frames
+from monarch_kernel.debugger.events import RankStop, user_frames
 from monarch_kernel.debugger.model.readings import Contrast, Leaf, Reading, figure, short, shown_pair
 from monarch_kernel.debugger.rank.values import probe
 from monarch_kernel.debugger.rank.values.blocks import BLOCK_BYTES, blocks_of
