@@ -1,7 +1,7 @@
 """Compare values across ranks. `diff` reports which ranks have which value and where they differ; `pull` fetches one.
 
-Ranks reduce a value to digests and figures (`debugger.rank.values`); `query` requests these, `compare` compares them,
-and `report` is the result, which displays itself.
+Ranks reduce a value to digests and figures (`debugger.rank.values`). A `Diff` is the comparison of these, and displays
+itself.
 """
 
 from __future__ import annotations
