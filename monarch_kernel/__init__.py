@@ -5,12 +5,15 @@ The actor API is in ``monarch_kernel.actor``; ``%load_ext monarch_kernel`` adds 
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel._version import __version__
 
 if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
     from monarch_kernel.actor import Future
     from monarch_kernel.actor import Future as ActorFuture
     from monarch_kernel.config import (
@@ -137,6 +140,22 @@ _LOADED_AT_FIRST_USE = {
 }
 #: Modules that are available as attributes after ``import monarch_kernel``, as in Monarch's package.
 _MODULES = frozenset({"builtins", "distributed", "exceptions", "timer"})
+
+
+class _MonarchModules:
+    """Finds Monarch's public modules that have no file in this package: the table is in ``monarch_kernel.aliases``."""
+
+    @staticmethod
+    def find_spec(fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Return the module's spec. The import system asks only for modules that have no file."""
+        if not fullname.startswith("monarch_kernel."):
+            return None
+        from monarch_kernel.aliases import public_module
+
+        return public_module(fullname)
+
+
+sys.meta_path.append(_MonarchModules)
 
 
 def __getattr__(name: str) -> Any:

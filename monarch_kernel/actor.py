@@ -21,14 +21,15 @@ with NoCollection():
     from monarch_kernel.runtime.actor.errors import ActorError, MeshFailure, SupervisionError
     from monarch_kernel.runtime.actor.healing.heal_mesh import heal_mesh
     from monarch_kernel.runtime.actor.healing.healed import Healed, HealError, Replacement
-    from monarch_kernel.runtime.actor.hosts.attachment import attach, attach_to_workers
-    from monarch_kernel.runtime.actor.hosts.bootstrap_command import BootstrapCommand, default_bootstrap_cmd
-    from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh, local_proc_mesh, proc_mesh, this_host, this_proc
-    from monarch_kernel.runtime.actor.hosts.worker_process import (
+    from monarch_kernel.runtime.actor.hosts.attachment import (
+        attach,
+        attach_to_workers,
         run_worker_loop_forever,
         run_worker_loop_until_shutdown,
         start_worker_loop_forever,
     )
+    from monarch_kernel.runtime.actor.hosts.bootstrap_command import BootstrapCommand, default_bootstrap_cmd
+    from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh, local_proc_mesh, proc_mesh, this_host, this_proc
     from monarch_kernel.runtime.actor.ids import ProcId, Uid
     from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
     from monarch_kernel.runtime.actor.meshes.mesh_registry import shutdown_context

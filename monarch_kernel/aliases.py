@@ -2,7 +2,8 @@
 
 Only names that exist in this package are aliased. Any other ``monarch.X`` raises an ``ImportError`` with an
 explanation. Existing programs also import names from Monarch's private modules; ``_PRIVATE`` maps these modules to
-modules of this package.
+modules of this package. Monarch's public modules that have no file here are made from ``_PUBLIC``, under both packages:
+``monarch_kernel.fetch`` and ``monarch.fetch``.
 """
 
 from __future__ import annotations
@@ -105,6 +106,95 @@ _PRIVATE: dict[str, tuple[str, ...]] = {
     "_rust_bindings.monarch_hyperactor.supervision": ("actor",),
     "_rust_bindings.monarch_hyperactor.value_mesh": ("actor",),
 }
+
+
+_RANDOMNESS = "runtime.tensor.api.randomness"
+_PROFILING = "runtime.tensor.api.profiling"
+#: Monarch's public modules that have no file in this package. For each, the names by the module that defines them.
+#: "theirs=ours" renames one. Type checkers find the names in ``monarch_kernel.tensor``.
+_PUBLIC: dict[str, dict[str, str]] = {
+    "builtins": {
+        _PROFILING: "log_remote set_logging_level_remote",
+        _RANDOMNESS: "set_manual_seed_remote=seed_by_index",
+    },
+    "builtins.log": {_PROFILING: "log_remote set_logging_level_remote"},
+    "builtins.random": {
+        _RANDOMNESS: "get_rng_state_remote=get_rng_state random_seed_remote=random_seed seed_remote=random_seed "
+        "set_manual_seed_remote=seed_by_index set_rng_state_remote=set_rng_state"
+    },
+    "cached_remote_function": {"tensor": "RemoteAutogradFunction remote_autograd_function"},
+    "common": {},
+    "common._coalescing": {"tensor": "coalescing compile"},
+    "common.borrows": {"tensor": "Borrow"},
+    "common.device_mesh": {"tensor": "RemoteProcessGroup get_active_mesh no_mesh slice_mesh to_mesh"},
+    "common.opaque_ref": {"tensor": "OpaqueRef"},
+    "common.pipe": {"tensor": "Pipe create_pipe remote_generator"},
+    "common.process_group": {"tensor": "RemoteProcessGroup"},
+    "common.remote": {"tensor": "call_on_shard_and_fetch remote"},
+    "common.stream": {"tensor": "Stream get_active_stream"},
+    "common.tensor": {"tensor": "Tensor reduce reduce_"},
+    "exceptions": {
+        "actor": "ActorError SupervisionError",
+        "tensor": "DeviceMeshError MixedTensorsError RemoteException",
+    },
+    "fetch": {"tensor": "call_on_shard_and_fetch fetch_shard inspect show"},
+    "gather_mount": {"workspace_sync.mounts": "GatherMount MountError gather_mount"},
+    "gradient": {"tensor": "GradientGenerator"},
+    "gradient_generator": {"tensor": "GradientGenerator grad_function grad_generator gradient_execution_order"},
+    "memory": {_PROFILING: "dump_memory_snapshot record_memory_history"},
+    "mesh_controller": {"tensor": "RemoteException"},
+    "opaque_module": {"tensor": "OpaqueModule"},
+    "opaque_object": {"tensor": "OpaqueObject OpaqueRef opaque_method"},
+    "profiler": {_PROFILING: "Schedule profile record_function"},
+    "python_local_mesh": {"tensor": "python_local_mesh"},
+    "remotemount": {"workspace_sync.mounts": "MountError MountHandler remotemount"},
+    "simulator": {"tensor": "Simulator SimulatorInterface set_meta"},
+    "simulator.config": {"tensor": "set_meta"},
+    "timer": {
+        _PROFILING: "ExecutionTimer execution_timer_start execution_timer_stop get_execution_timer_average_ms "
+        "get_latest_timer_measurement"
+    },
+    "tools.config.environment": {"workspace_sync.model.workspace": "CondaEnvironment"},
+    "tools.config.workspace": {"workspace_sync.model.workspace": "CondaEnvironment Workspace"},
+}
+
+
+class PublicLoader:
+    """Loads a module of ``_PUBLIC``. The module loads the module that defines a name when the name is first used."""
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        """Leave the creation of the module to the import system."""
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        path = module.__name__
+        origins: dict[str, tuple[str, str]] = {}
+        for owner, names in _PUBLIC[path.removeprefix(_OURS + ".")].items():
+            for name in names.split():
+                theirs, _, ours = name.partition("=")
+                origins[theirs] = (owner if owner.startswith("workspace_sync") else f"{_OURS}.{owner}", ours or theirs)
+
+        def load(name: str) -> object:
+            if f"{path}.{name}".removeprefix(_OURS + ".") in _PUBLIC:
+                return importlib.import_module(f"{path}.{name}")
+            if name not in origins:
+                raise AttributeError(f"module {path!r} has no attribute {name!r}")
+            owner, ours = origins[name]
+            value = getattr(importlib.import_module(owner), ours)
+            setattr(module, name, value)
+            return value
+
+        module.__doc__ = f"Names that Monarch has in {path.replace(_OURS, _ALIAS, 1)}."
+        module.__dict__.update(__all__=sorted(origins), __getattr__=load)
+
+
+def public_module(fullname: str) -> importlib.machinery.ModuleSpec | None:
+    """Return the spec of a module of ``_PUBLIC``, or None if the table has no such module."""
+    path = fullname.removeprefix(_OURS + ".")
+    if path not in _PUBLIC:
+        return None
+    loader: Any = PublicLoader()  # not derived from importlib.abc, which takes milliseconds to import
+    is_package = any(other.startswith(path + ".") for other in _PUBLIC)
+    return importlib.machinery.ModuleSpec(fullname, loader, is_package=is_package)
 
 
 class _PrivateModule(types.ModuleType):

@@ -18,7 +18,7 @@ from monarch_kernel.runtime.tensor.sharded.controller.adoption import (
 )
 from monarch_kernel.runtime.tensor.sharded.controller.mesh import Mesh, distribute
 from monarch_kernel.runtime.tensor.sharded.controller.sharded_world import FallbackWarning
-from monarch_kernel.runtime.tensor.training.controller.module_to_mesh import (
+from monarch_kernel.runtime.tensor.training.module_to_mesh import (
     RemoteModule,
     load_checkpoint,
     module_to_mesh,

@@ -6,7 +6,7 @@ This module only exports names; ``monarch_kernel.runtime.spmd`` has the code.
 # Registers the actor system, so that a process without one can create it.
 import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel.runtime.actor.execution.collectives import are_broken, in_process_group, interrupt_first, release
-from monarch_kernel.runtime.spmd.actor import SPMDActor
+from monarch_kernel.runtime.spmd.actor import SPMDActor, Stateful, share_state
 from monarch_kernel.runtime.spmd.groups import (
     Group,
     ProcessGroups,
@@ -15,7 +15,6 @@ from monarch_kernel.runtime.spmd.groups import (
 )
 from monarch_kernel.runtime.spmd.member import Meeting, join, leave, own_address, reserve, set_environment
 from monarch_kernel.runtime.spmd.rendezvous import count_meetings, meetings, tidy_up
-from monarch_kernel.runtime.spmd.state import Stateful, share_state
 
 __all__ = [
     "Group",

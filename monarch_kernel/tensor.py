@@ -58,13 +58,14 @@ from monarch_kernel.runtime.tensor.inspection.nan_watch import NanWatching, watc
 from monarch_kernel.runtime.tensor.inspection.pictures import TensorPicture, ValueAddress, address_of
 from monarch_kernel.runtime.tensor.rank.calls import call_ended, keep_result
 from monarch_kernel.runtime.tensor.replay.compiled import Compiled, compile  # noqa: A004  # Monarch's name
-from monarch_kernel.runtime.tensor.simulation.ledger import SimulatedRates
-from monarch_kernel.runtime.tensor.simulation.mesh import SimulatedMesh, set_meta
-from monarch_kernel.runtime.tensor.simulation.simulator import (
+from monarch_kernel.runtime.tensor.simulation import (
+    SimulatedMesh,
     SimulatedRanks,
+    SimulatedRates,
     SimulationReport,
     Simulator,
     SimulatorInterface,
+    set_meta,
 )
 
 __all__ = [

@@ -16,14 +16,15 @@ code.
 
 from monarch_kernel.protocol.keys import KeyFileError, Keys, key_text, load_keys, make_key_file, new_key_text
 from monarch_kernel.protocol.placement import Placement
-from monarch_kernel.runtime.actor.hosts.attachment import attach, attach_to_workers
-from monarch_kernel.runtime.actor.hosts.daemons import is_job_folder, make_job_folder, remove_job_folder, start_daemon
-from monarch_kernel.runtime.actor.hosts.placing import client_path, place_ranks, placement_of, unplace_ranks
-from monarch_kernel.runtime.actor.hosts.worker_process import (
+from monarch_kernel.runtime.actor.hosts.attachment import (
+    attach,
+    attach_to_workers,
     run_worker_loop_forever,
     run_worker_loop_until_shutdown,
     start_worker_loop_forever,
 )
+from monarch_kernel.runtime.actor.hosts.daemons import is_job_folder, make_job_folder, remove_job_folder, start_daemon
+from monarch_kernel.runtime.actor.hosts.placing import client_path, place_ranks, placement_of, unplace_ranks
 
 __all__ = [
     "KeyFileError",

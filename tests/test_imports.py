@@ -18,11 +18,9 @@ FACADES = {
     f"monarch_kernel.{name}"
     for name in (
         "actor",
-        "common",
         "config",
         "distributed",
         "errors",
-        "exceptions",
         "introspection",
         "job",
         "meshes",
@@ -106,25 +104,7 @@ ALLOWED: dict[str, set[str]] = {
     "monarch_kernel.tools": FACADES,
     "monarch_kernel.tools.commands": {*FACADES, LAUNCHERS, "monarch_kernel.cli.monarch"},
     # Monarch's modules of these names.
-    **{f"monarch_kernel.{name}": {SYNC} for name in ("tools.config", "remotemount", "gather_mount")},
-    **{
-        f"monarch_kernel.{name}": FACADES
-        for name in (
-            "mesh_controller",
-            "gradient",
-            "gradient_generator",
-            "opaque_object",
-            "opaque_module",
-            "cached_remote_function",
-            "python_local_mesh",
-            "fetch",
-            "simulator",
-        )
-    },
-    **{
-        f"monarch_kernel.{name}": {*FACADES, f"{RUNTIME}.tensor"}
-        for name in ("builtins", "memory", "profiler", "timer")
-    },
+    "monarch_kernel.tools.config": {SYNC},
     DEBUG: {DEBUGGER},
     # Tools build on the façades. The debugger, the pool and the launchers know no other tool; the kernel shows the
     # debugger and the pool; views show what the watch and the debugger know.
@@ -206,12 +186,13 @@ EXCEPTIONS = {
     # Names only, of modules that are not loaded by them: a process that is started, the module that tracebacks show,
     # the one in which users set a hook, and the one whose frames are recognised.
     LAUNCH: {f"{RUNTIME}.host.__main__"},
+    "monarch_kernel.aliases": {"workspace_sync.mounts", "workspace_sync.model.workspace"},
     f"{RUNTIME}.actor.errors": {"monarch_kernel.errors"},
     f"{RUNTIME}.actor.unhandled_fault": {"monarch_kernel.actor"},
     f"{DEBUGGER}.rank.stacks": {f"{RUNTIME}.actor.execution.async_instance"},
-    # The telemetry of a job and its servers: what the watch sees; its mounts, by the names that users have for them.
+    # The telemetry of a job and its servers: what the watch sees; its mounts.
     f"{LAUNCHERS}.services": {WATCH},
-    f"{LAUNCHERS}.job": {WATCH, "monarch_kernel.remotemount", "monarch_kernel.gather_mount"},
+    f"{LAUNCHERS}.job": {WATCH, "workspace_sync.mounts"},
     # Exceptions of tools are loaded when a program names one.
     "monarch_kernel.errors": {DEBUGGER, ENGINES, LAUNCHERS, NUMERICS, POOL, KERNEL, WATCH, "workspace_sync"},
 }
@@ -422,7 +403,6 @@ ALONE = {
     f"{ENGINES}.join.startup": "lines that `monarch-kernel join install` wrote into environments name it",
     f"{KERNEL}.rank.cell_runner": "debuggers know a cell by the frames of this file, which holds nothing else",
     f"{KERNEL}.rank.cell_loop": "its frames, which are below those of a cell that awaits, must not be the runner's",
-    "monarch_kernel.simulator": "Monarch's paths of modules, which programs import",
     f"{WIDGETS}.mesh_widget": "its classes need anywidget and ipywidgets, which are loaded with the first live view",
     "monarch_kernel.tools": "Monarch's paths of modules, which programs import",
     "workspace_sync.environment.conda_unpack": "archives of environments hold it; hosts run it without this package",

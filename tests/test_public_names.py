@@ -11,6 +11,8 @@ import collections
 import importlib
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +49,30 @@ def test_every_listed_name_can_be_imported(facade: str) -> None:
 @pytest.mark.parametrize("facade", FACADES)
 def test_every_offered_name_is_listed(facade: str) -> None:
     assert not (new := sorted(offered(facade) - set(LISTED))), "add to tests/public_names.txt:\n" + "\n".join(new)
+
+
+@pytest.mark.parametrize("package", ["monarch_kernel", "monarch"])
+def test_modules_without_a_file_are_imported_first(package: str) -> None:
+    program = f"""
+import sys
+import monarch_kernel
+monarch_kernel.enable_monarch_imports()
+import {package}.common.tensor as first
+assert "torch" not in sys.modules  # until a name is used
+from {package} import memory
+from {package}.builtins.random import seed_remote
+from {package}.exceptions import *
+from monarch_kernel.actor import ActorError as ours
+assert ActorError is ours and memory.record_memory_history and first.Tensor
+import {package}.builtins as functions
+assert functions.random.seed_remote is seed_remote
+try:
+    import {package}.common.nothing
+except ModuleNotFoundError as e:
+    print(e)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert (done.stdout, done.stderr) == (f"No module named '{package}.common.nothing'\n", "")
 
 
 def test_a_name_means_the_same_in_every_facade() -> None:

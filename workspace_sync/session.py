@@ -25,9 +25,9 @@ from workspace_sync.model.sync_report import Forgotten, HostReport, Phases, Sync
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
 from workspace_sync.scanning import Announcement, ContentTaker
 from workspace_sync.sources import ENVIRONMENT, TREE, ScannedWorkspace, WorkspaceSource, source_of
-from workspace_sync.transfer.agent import agents_of
 from workspace_sync.transfer.blocks import Changes, Part
 from workspace_sync.transfer.calls import PATIENCE, Answer, Calls
+from workspace_sync.transfer.host_work import agents_of
 from workspace_sync.transfer.messages import Collected, Failed, HostState, Remains
 from workspace_sync.transfer.staging_run import StagingRun, Step
 from workspace_sync.transfer.supply import EarlyPipe

@@ -22,8 +22,7 @@ from monarch_kernel.kernel.output import cell_errors, formatters
 from monarch_kernel.kernel.output.rank_comms import RankComms
 from monarch_kernel.kernel.rank import lazy_shell
 from monarch_kernel.kernel.session import session
-from monarch_kernel.kernel.views.comm_target import CommTarget
-from monarch_kernel.kernel.views.services import NotebookServices
+from monarch_kernel.kernel.views import CommTarget, NotebookServices
 from monarch_kernel.pool import on_progress
 from monarch_kernel.watch import current_trace, provide
 from monarch_kernel.widgets.connection import use_services

@@ -28,7 +28,7 @@ from monarch_kernel.introspection import child_processes
 from monarch_kernel.kernel.debug.mux import DEADLINE, SETTINGS, MonarchDebugger, answer_beside
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.interrupts.sigint_handler import SigintHandler, SigintMonitor, running_meshes
-from monarch_kernel.kernel.output.fault_notices import FaultNotices
+from monarch_kernel.kernel.output.cell_errors import FaultNotices
 from monarch_kernel.kernel.rank.user_code import cut
 
 #: The time limit for meshes to stop at shutdown (seconds). jupyter_client kills the kernel after five seconds; the host

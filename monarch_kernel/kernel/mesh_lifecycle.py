@@ -18,8 +18,7 @@ from monarch_kernel.engines import tool_runtime
 from monarch_kernel.engines.join.announcements import JoinError
 from monarch_kernel.kernel.interrupts.interrupt_relay import ANSWER_GRACE, SILENT, Interruption
 from monarch_kernel.kernel.managed_mesh import UP_TIMEOUT, ManagedMesh, UpOptions, parts, recall, remember
-from monarch_kernel.kernel.provider_hosts import ProviderHosts
-from monarch_kernel.kernel.session import MeshSession
+from monarch_kernel.kernel.session import MeshSession, ProviderHosts
 from monarch_kernel.kernel.usage_errors import replacing
 from monarch_kernel.launchers.base import LaunchError
 from monarch_kernel.meshes import KeptError, KeptHost, KeptInfo, format_ranks, name_ranks

@@ -39,13 +39,12 @@ from monarch_kernel.kernel.cell import (
 )
 from monarch_kernel.kernel.debug.stop_prompt import StopPrompt
 from monarch_kernel.kernel.notebook_facts import NotebookFacts
-from monarch_kernel.kernel.output.cell_errors import CellSyntaxError
+from monarch_kernel.kernel.output.cell_errors import CellSyntaxError, WalltimeNotices
 from monarch_kernel.kernel.output.cell_output import CellOutput, OutputRouter
-from monarch_kernel.kernel.output.fault_notices import WalltimeNotices
 from monarch_kernel.kernel.output.publisher import OwnOutput, Publisher, Source, publisher_for
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.sync_run import Workspaces
-from monarch_kernel.kernel.usage_errors import nearest
+from monarch_kernel.launchers.host_request import nearest
 from monarch_kernel.meshes import format_points
 from monarch_kernel.output import set_origin
 from monarch_kernel.private_files import AppendOnlyFile

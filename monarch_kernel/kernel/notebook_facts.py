@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from monarch_kernel.engines import tool_runtime
-from monarch_kernel.kernel.output.fault_notices import WalltimeNotices
-from monarch_kernel.kernel.provider_hosts import ProviderPlacements
-from monarch_kernel.kernel.session import MeshSession
+from monarch_kernel.kernel.output.cell_errors import WalltimeNotices
+from monarch_kernel.kernel.session import MeshSession, ProviderPlacements
 from monarch_kernel.launchers.base import HostPhase, JobStatus
 from monarch_kernel.launchers.listing import ListedJob
 from monarch_kernel.launchers.walltime import WalltimeNotice

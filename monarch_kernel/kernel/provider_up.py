@@ -13,7 +13,7 @@ from monarch_kernel.kernel import mesh_lifecycle
 from monarch_kernel.kernel.managed_mesh import UpOptions
 from monarch_kernel.kernel.mesh_lifecycle import Sync
 from monarch_kernel.kernel.progress import shown_line
-from monarch_kernel.kernel.provider_hosts import ProviderHosts
+from monarch_kernel.kernel.session import ProviderHosts
 from monarch_kernel.kernel.usage_errors import usage_error
 from monarch_kernel.launchers.base import LaunchError
 from monarch_kernel.launchers.host_request import AskedHosts

@@ -15,10 +15,11 @@ from IPython.display import display
 from monarch_kernel.actor import HostMesh, ProcMesh
 from monarch_kernel.display.tables import table_text
 from monarch_kernel.engines import tool_runtime
-from monarch_kernel.kernel.output.mesh_tables import HostTree
+from monarch_kernel.kernel.output.formatters import HostTree
 from monarch_kernel.kernel.progress import shown_line
 from monarch_kernel.kernel.session import MeshSession
-from monarch_kernel.kernel.usage_errors import nearest, usage_error
+from monarch_kernel.kernel.usage_errors import usage_error
+from monarch_kernel.launchers.host_request import nearest
 from monarch_kernel.meshes import name_ranks, parse_ranks
 from monarch_kernel.workers import placement_of
 from workspace_sync.receipt import forgotten_table, kept_text, names, progress_line

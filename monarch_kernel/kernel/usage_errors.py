@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-
 from IPython.core.error import UsageError
 
 from monarch_kernel.actor import ProcMesh
@@ -14,12 +11,6 @@ from monarch_kernel.engines import tool_runtime
 def usage_error(command: str, message: str) -> UsageError:
     """Return a usage error of a command."""
     return UsageError(f"{command}: {message}")
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean X?)`, or an empty string if no known word is similar."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def replacing(mesh: str, whom: str = "them") -> str:

@@ -19,8 +19,8 @@ from monarch_kernel.launchers.services import JobServices, MeshAdminConfig, Quer
 from monarch_kernel.private_files import read_own_file, write_own_file
 
 if TYPE_CHECKING:
-    from monarch_kernel.remotemount import MountHandler
     from monarch_kernel.watch.profiler import profile
+    from workspace_sync.mounts import MountHandler
 
 
 #: The file in which ``Job.state`` looks for a job that was applied earlier.
@@ -93,8 +93,7 @@ class JobMounts:
             MountError: a host cannot mount the folder; existing mounts stay.
             ValueError: a mount is for a mesh that the job does not have.
         """
-        from monarch_kernel.gather_mount import gather_mount
-        from monarch_kernel.remotemount import remotemount
+        from workspace_sync.mounts import gather_mount, remotemount
 
         made = dict(hosts)
         for mount in self.remote:

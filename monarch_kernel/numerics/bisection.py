@@ -17,8 +17,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monarch_kernel.display.reports import AsReport
-from monarch_kernel.display.tables import TableView, table_html, table_text
+from monarch_kernel.display.tables import AsReport, TableView, table_html, table_text
 from monarch_kernel.numerics.alignment import Run
 from monarch_kernel.numerics.comparison import AlignmentError, Comparison, compare_runs
 from monarch_kernel.numerics.reference import PERTURBED, Builder, ReferenceRunError, first_step, reference_of

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from monarch_kernel.display.reports import AsReport
+from monarch_kernel.display.tables import AsReport
 from monarch_kernel.numerics.alignment import (
     STATE,
     Key,

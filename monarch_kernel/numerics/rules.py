@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from monarch_kernel.debugger.source_locations import shown_file, user_frame
-from monarch_kernel.engines.join.collectives import issued
+from monarch_kernel.engines.join.progress_monitor import issued
 from monarch_kernel.numerics.claims import CONSTANT, DEADLINE, BrokenRule, Claim, Exchange, Relation
 from monarch_kernel.numerics.observer import (
     ModuleCall,

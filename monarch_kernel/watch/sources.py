@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger import existing_debugger, on_made, on_verdict
-from monarch_kernel.debugger.events import Event, Key, RankGone, RankResumed, RankStop, RankStopped
-from monarch_kernel.debugger.frames import shown_frame
+from monarch_kernel.debugger.events import Event, Key, RankGone, RankResumed, RankStop, RankStopped, shown_frame
 from monarch_kernel.introspection import (
     ActorActivity,
     Death,
@@ -37,7 +36,7 @@ from monarch_kernel.watch.board import (
 )
 from monarch_kernel.watch.model import ActorView, GpuView, RankState, StopView
 from monarch_kernel.workers import placement_of
-from workspace_sync.news import on_synced, trees
+from workspace_sync.model.sync_report import on_synced, trees
 
 if TYPE_CHECKING:
     from monarch_kernel.debug import MeshDebugger

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from monarch_kernel.debugger.commands.console import Console
 from monarch_kernel.debugger.commands.inspection import StopSelection
 from monarch_kernel.debugger.controller.sets import StopSet
-from monarch_kernel.debugger.frames import frames_of_a_stack, frames_of_an_ide, shown_frame, user_frames
+from monarch_kernel.debugger.events import frames_of_a_stack, frames_of_an_ide, shown_frame, user_frames
 from monarch_kernel.debugger.frontend import Frontend
 from monarch_kernel.debugger.model.stops import StopFrame
 from tests.debugger.memory import FRAMES, MemoryDebugger

@@ -17,7 +17,7 @@ from monarch_kernel.debugger.controller.breakpoints import follow_line
 from monarch_kernel.debugger.controller.hub import MeshDebugger
 from monarch_kernel.debugger.controller.stacks import stacks
 from monarch_kernel.debugger.dap.rank_session import RankSession
-from monarch_kernel.debugger.frames import evidence_at_client
+from monarch_kernel.debugger.events import evidence_at_client
 from monarch_kernel.debugger.model.evidence import WAITS, Evidence, Operation, Wait
 from monarch_kernel.debugger.source_locations import SourceLocation
 from monarch_kernel.workers import Placement, client_path, place_ranks

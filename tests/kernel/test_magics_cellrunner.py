@@ -12,7 +12,7 @@ import pytest
 
 from monarch_kernel.kernel.cell import Cell, check_syntax
 from monarch_kernel.kernel.rank.cell_runner import CellRunner, Outcome
-from monarch_kernel.kernel.rank.plain_display import fallback_bundle, plain_text
+from monarch_kernel.kernel.rank.sent_values import fallback_bundle, plain_text
 from monarch_kernel.kernel.rank.user_code import where_is
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch_kernel.kernel.output.mesh_tables import (
+from monarch_kernel.kernel.output.formatters import (
     KeptState,
     MeshList,
     MeshStatus,

@@ -16,7 +16,7 @@ from monarch_kernel.job.kubernetes import ImageSpec, KubernetesJob
 from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import HostPhase, LaunchRequest, Secret, WorkerCommand
 from monarch_kernel.launchers.kubernetes import KubernetesLauncher
-from monarch_kernel.launchers.kubernetes.placements import HostPlacement
+from monarch_kernel.launchers.kubernetes.options import HostPlacement
 from monarch_kernel.launchers.kubernetes.pods import HOST_LABEL, MeshPods, PodPattern, SeenPod
 from monarch_kernel.launchers.kubernetes.sets import ORDER, POD_SETS, PodGroup, PodSlot
 from monarch_kernel.launchers.listing import list_jobs

@@ -23,7 +23,7 @@ from monarch_kernel.job.kubernetes import ImageSpec, KubernetesJob
 from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import MARKER, HostPhase, Launcher
 from monarch_kernel.launchers.kubernetes import KubernetesLauncher
-from monarch_kernel.launchers.kubernetes.placements import HostPlacement, held
+from monarch_kernel.launchers.kubernetes.options import HostPlacement, held
 from monarch_kernel.launchers.kubernetes.pods import HOST_LABEL, SeenPod
 from monarch_kernel.launchers.kubernetes.sets import POD_SETS, PodSlot, admission
 from monarch_kernel.launchers.listing import list_jobs

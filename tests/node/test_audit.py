@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.private_files import NotPrivateError
-from monarch_kernel.runtime.node import tally
-from monarch_kernel.runtime.node.audit import Audit
+from monarch_kernel.runtime.node import audit
+from monarch_kernel.runtime.node.audit import Audit, Tally
 from monarch_kernel.runtime.node.poller import Poller
-from monarch_kernel.runtime.node.tally import Tally
 from tests.conftest import wait_until
 
 FINGERPRINT = "3f9a1c2233445566" * 4
@@ -151,8 +150,8 @@ def test_many_addresses_are_counted_together(poller: Poller) -> None:
     for number in range(10_000):
         counted.add(f"fe80::{number:x}", "no key")
     counted.close()
-    assert len(written.lines) == tally.ADDRESSES + 2
-    assert written.lines[-1] == (tally.OTHERS, "no key", 10_000 - tally.ADDRESSES - 1)
+    assert len(written.lines) == audit.ADDRESSES + 2
+    assert written.lines[-1] == (audit.OTHERS, "no key", 10_000 - audit.ADDRESSES - 1)
 
 
 def test_no_count_is_lost_between_threads(poller: Poller) -> None:

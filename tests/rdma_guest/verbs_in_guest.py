@@ -31,10 +31,9 @@ from monarch_kernel.runtime.transfer import service as engines
 from monarch_kernel.runtime.transfer.memory import memory_of
 from monarch_kernel.runtime.transfer.verbs import backend as verbs_backend
 from monarch_kernel.runtime.transfer.verbs import regions as verbs_regions
-from monarch_kernel.runtime.transfer.verbs.backend import Verbs
+from monarch_kernel.runtime.transfer.verbs.backend import Route, Verbs
 from monarch_kernel.runtime.transfer.verbs.card import CLASS, Card, Gid, QueuePairEnd
 from monarch_kernel.runtime.transfer.verbs.regions import WINDOW, RegionCache
-from monarch_kernel.runtime.transfer.verbs.transfer import Route
 from tests.actor.actors import hook
 from tests.conftest import wait_until
 from tests.transfer.actors import KeeperActor, Peer

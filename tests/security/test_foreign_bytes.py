@@ -25,7 +25,7 @@ from monarch_kernel.debugger.reports.job_report import ReportError, load
 from monarch_kernel.engines.join.announcements import announcement_of
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.kernel.output.render import ansi_to_html, strip_ansi
-from monarch_kernel.launchers import profiles
+from monarch_kernel.launchers import host_request
 from monarch_kernel.launchers.ssh import SSHLauncher
 from monarch_kernel.protocol.announcement import WorkerAnnouncement, find_announcement
 from monarch_kernel.protocol.keys.allow_list import parse_list
@@ -35,7 +35,7 @@ from monarch_kernel.runtime.node.link import Link
 from monarch_kernel.runtime.node.poller import Poller
 from tests.debugger.test_report_files import plain
 from workspace_sync.environment import pack, unpack
-from workspace_sync.environment.creation import _locked_wheels
+from workspace_sync.environment.locked import _locked_wheels
 from workspace_sync.model.errors import SyncError
 from workspace_sync.model.manifest import (
     FileEntry,
@@ -335,10 +335,10 @@ def test_profiles(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None
     path.write_bytes(data)
     path.chmod(0o600)
     try:
-        found = profiles._read(str(path), True)
+        found = host_request._read(str(path), True)
         for each in found.values():
             each.risks()
-            profiles.checked_options(each.engine, each.settings["options"], "here")
+            host_request.checked_options(each.engine, each.settings["options"], "here")
     except LaunchError:
         return
     assert all(re.fullmatch(r"\w[\w.-]*", name) for name in found)

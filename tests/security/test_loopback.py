@@ -27,7 +27,7 @@ LISTENERS = {
     "monarch_kernel/watch/admin.py": "is_own",
     "monarch_kernel/watch/metrics.py": "compare_digest",  # Prometheus may be another user's
     "monarch_kernel/runtime/node/tcp/listener.py": "admitted",
-    "monarch_kernel/runtime/transfer/tcp/connection.py": "admit",  # a token
+    "monarch_kernel/runtime/transfer/tcp.py": "admit",  # a token
     "monarch_kernel/runtime/spmd/member.py": "TCPStore",  # it only holds a port for torch's store, which asks nothing
 }
 _SERVERS = {"create_server", "start_server", "ThreadingHTTPServer", "HTTPServer"}

@@ -45,7 +45,7 @@ SHELLS = re.compile(r"(.*/)?(ba|da|z|k)?sh")
 #: what a shell completes; a command line in an error.
 QUOTING = {
     "monarch_kernel/launchers/scripts.py",
-    "monarch_kernel/kernel/views/services.py",
+    "monarch_kernel/kernel/views.py",
     "monarch_kernel/cli/completion.py",
     "monarch_kernel/launchers/spmd_job.py",
 }
@@ -54,7 +54,7 @@ OF_SHELLS = re.compile(r"\$\(|\$\{|\$[0-9A-Za-z_]+\b.*;|2>|>&2|#!/|\|\| exit|; d
 #: Texts that are put together and look like one, by their file: what they are.
 LIKE_SCRIPTS = {
     "monarch_kernel/watch/admin.py": "a page of HTML",
-    "monarch_kernel/launchers/kubernetes/tunnel.py": "a line in an error, with what Kubernetes replaces in a Pod",
+    "monarch_kernel/launchers/kubernetes/api.py": "a line in an error, with what Kubernetes replaces in a Pod",
     "monarch_kernel/launchers/kubernetes/pods.py": "variables that Kubernetes replaces in a field of a Pod",
 }
 

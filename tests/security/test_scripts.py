@@ -11,7 +11,7 @@ import pytest
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launchers import lightning
 from monarch_kernel.launchers.base import LaunchRequest, Resources, Secret, WorkerCommand, launcher_class, own_launchers
-from monarch_kernel.launchers.profiles import checked_options
+from monarch_kernel.launchers.host_request import checked_options
 from monarch_kernel.launchers.relay_commands import by_ssh
 from monarch_kernel.launchers.scripts import Script, script
 from monarch_kernel.launchers.sky import launcher

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monarch_kernel.runtime.transfer.service import transfer_service
-from monarch_kernel.runtime.transfer.tcp.backend import Tcp
+from monarch_kernel.runtime.transfer.tcp import Tcp
 
 
 def tcp() -> Tcp:

@@ -26,12 +26,9 @@ from monarch_kernel.rdma import (
     configure,
     get_rdma_backend,
 )
-from monarch_kernel.runtime.transfer import backend_settings
+from monarch_kernel.runtime.transfer import backend_settings, tcp
 from monarch_kernel.runtime.transfer.service import transfer_service
-from monarch_kernel.runtime.transfer.tcp import backend as tcp_backend
-from monarch_kernel.runtime.transfer.tcp import connection as rendezvous
-from monarch_kernel.runtime.transfer.tcp import connection as tcp_connection
-from monarch_kernel.runtime.transfer.tcp.connection import Connection, EncryptedConnection
+from monarch_kernel.runtime.transfer.tcp import Connection, EncryptedConnection
 from tests.actor.actors import hook
 from tests.conftest import wait_until
 from tests.transfer.actors import KeeperActor
@@ -119,12 +116,12 @@ def test_connections_are_made_when_needed_and_used_again(keeper: Any) -> None:
 
 def test_more_connections_than_threads_that_wait_at_them(keeper: Any) -> None:
     buffer = keeper.do.call_one("words", 8).get()
-    made = [connection(buffer) for _ in range(3 * tcp_backend.LINGERERS)]
+    made = [connection(buffer) for _ in range(3 * tcp.LINGERERS)]
     for _ in range(2):
         for each in made:
-            each.send(tcp_backend._REQUEST.pack(tcp_backend._READ, buffer._handle.key, 8, 16))
+            each.send(tcp._REQUEST.pack(tcp._READ, buffer._handle.key, 8, 16))
         for each in made:
-            answer = memoryview(bytearray(tcp_backend._REPLY.size + 16))
+            answer = memoryview(bytearray(tcp._REPLY.size + 16))
             each.recv_into(answer)
             assert bytes(answer[-16:]) == np.arange(1, 3).tobytes()
     for each in made:
@@ -132,7 +129,7 @@ def test_more_connections_than_threads_that_wait_at_them(keeper: Any) -> None:
 
 
 def test_idle_connections_are_closed(keeper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_backend, "IDLE", 0.1)
+    monkeypatch.setattr(tcp, "IDLE", 0.1)
     buffer = keeper.do.call_one("words", 8).get()
     buffer.read_into(bytearray(64)).get()
     wait_until(lambda: keeper.state.call_one().get()[1] == 0, "the connection's end")
@@ -174,7 +171,7 @@ def connection(buffer: RDMABuffer) -> Connection:
 def test_a_drop_waits_for_a_transfer_under_way_and_ends_the_rest(keeper: Any) -> None:
     buffer = keeper.do.call_one("words", 4 << 20).get()
     slow = connection(buffer)
-    slow.send(tcp_backend._REQUEST.pack(tcp_backend._READ, buffer._handle.key, 0, 32 << 20))
+    slow.send(tcp._REQUEST.pack(tcp._READ, buffer._handle.key, 0, 32 << 20))
     slow.recv_into(memoryview(bytearray(100)))  # it has begun, and we take no more
     keeper.do.call_one("forget", "words").get()
     assert not keeper.drop_begins.call_one(buffer).get()
@@ -228,16 +225,16 @@ def answered(sock: socket.socket) -> bytes:
 
 
 @pytest.fixture
-def data_port(forced: Callable[[str], None]) -> Iterator[rendezvous.DataPort]:
+def data_port(forced: Callable[[str], None]) -> Iterator[tcp.DataPort]:
     """This process's listener, with a buffer behind it."""
     forced("tcp")
     found = here()._data_port("127.0.0.1")
     yield found
 
 
-def test_without_a_token_nobody_gets_in(data_port: rendezvous.DataPort, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_token_nobody_gets_in(data_port: tcp.DataPort, caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_connection(data_port.address) as sock:
-        sock.sendall(os.urandom(rendezvous.TOKEN))
+        sock.sendall(os.urandom(tcp.TOKEN))
         assert answered(sock) == b""
     refusal = "refused a data connection from 127.0.0.1: "
     wait_until(lambda: refusal + "its token is unknown" in caplog.text, "the log")
@@ -249,11 +246,11 @@ def test_without_a_token_nobody_gets_in(data_port: rendezvous.DataPort, caplog: 
 
 def test_many_refusals_are_two_lines(caplog: pytest.LogCaptureFixture) -> None:
     """One at once, and one with their number; not a line each in the user's terminal."""
-    data_port = rendezvous.DataPort(transfer_service().node.poller, "127.0.0.1")
+    data_port = tcp.DataPort(transfer_service().node.poller, "127.0.0.1")
     try:
         for _ in range(50):
             with socket.create_connection(data_port.address) as sock:
-                sock.sendall(os.urandom(rendezvous.TOKEN))
+                sock.sendall(os.urandom(tcp.TOKEN))
                 assert answered(sock) == b""
         assert caplog.text.count("refused a data connection") == 1
     finally:
@@ -264,12 +261,12 @@ def test_many_refusals_are_two_lines(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_whoever_says_nothing_is_shown_out(
-    data_port: rendezvous.DataPort, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    data_port: tcp.DataPort, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rendezvous, "UNIDENTIFIED", 2)
+    monkeypatch.setattr(tcp, "UNIDENTIFIED", 2)
     silent = [socket.create_connection(data_port.address) for _ in range(3)]
     assert answered(silent[0]) == b"", "the first goes when there are too many"
-    monkeypatch.setattr(rendezvous, "GREETING", 0.05)
+    monkeypatch.setattr(tcp, "GREETING", 0.05)
     with socket.create_connection(data_port.address) as sock:
         sock.sendall(b"half a token")
         assert answered(sock) == b""
@@ -277,15 +274,15 @@ def test_whoever_says_nothing_is_shown_out(
         sock.close()
 
 
-def test_a_token_is_good_once_and_not_for_ever(data_port: rendezvous.DataPort, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_good_once_and_not_for_ever(data_port: tcp.DataPort, monkeypatch: pytest.MonkeyPatch) -> None:
     came: list[socket.socket] = []
     token = data_port.expect(came.append)
-    first = rendezvous.dial(data_port.address, token, None)
+    first = tcp.dial(data_port.address, token, None)
     wait_until(lambda: came, "the guest")
-    with rendezvous.dial(data_port.address, token, None) as second:
+    with tcp.dial(data_port.address, token, None) as second:
         assert answered(second) == b""
-    monkeypatch.setattr(rendezvous, "EXPIRY", -1.0)
-    with rendezvous.dial(data_port.address, data_port.expect(came.append), None) as late:
+    monkeypatch.setattr(tcp, "EXPIRY", -1.0)
+    with tcp.dial(data_port.address, data_port.expect(came.append), None) as late:
         assert answered(late) == b""
     assert len(came) == 1
     first.close()
@@ -296,13 +293,13 @@ def test_a_token_without_the_key_opens_nothing(forced: Callable[[str], None]) ->
     forced("tcp")
     memory = bytearray(b"secret" * 10)
     buffer, backend = RDMABuffer(memory), here()
-    ask = tcp_backend._encode(tcp_backend.ConnectionRequest(True, "127.0.0.1"))
-    answer = tcp_backend._decode_answer(backend.offer(buffer._handle.key, ask, "thief"))
+    ask = tcp._encode(tcp.ConnectionRequest(True, "127.0.0.1"))
+    answer = tcp._decode_answer(backend.offer(buffer._handle.key, ask, "thief"))
     assert answer.secret, "the owner encrypts although the other side need not"
-    request = tcp_backend._REQUEST.pack(tcp_backend._READ, buffer._handle.key, 0, 60)
+    request = tcp._REQUEST.pack(tcp._READ, buffer._handle.key, 0, 60)
     for said in (request, struct.pack("<I", len(request) + 16) + request + bytes(16), struct.pack("<I", 1 << 30)):
-        token = tcp_backend._decode_answer(backend.offer(buffer._handle.key, ask, "thief")).token
-        with rendezvous.dial(("127.0.0.1", answer.port), token, None) as sock:
+        token = tcp._decode_answer(backend.offer(buffer._handle.key, ask, "thief")).token
+        with tcp.dial(("127.0.0.1", answer.port), token, None) as sock:
             sock.sendall(said)
             sock.shutdown(socket.SHUT_WR)
             assert answered(sock) == b""
@@ -328,9 +325,9 @@ def test_what_goes_over_the_wire_is_encrypted_unless_both_sides_trust_the_networ
 def test_a_sealed_stream_takes_no_changed_repeated_or_swapped_frame() -> None:
     a, b = socket.socketpair()
     frames: list[bytes] = []
-    secret = os.urandom(tcp_connection.SECRET)
+    secret = os.urandom(tcp.SECRET)
     tuned = pytest.MonkeyPatch()
-    tuned.setattr(tcp_connection, "tune", lambda _sock: None)
+    tuned.setattr(tcp, "tune", lambda _sock: None)
     try:
         sender = EncryptedConnection(a, "b", secret, opener=True)
         for text in (b"first", b"second"):
@@ -362,9 +359,9 @@ def test_a_sealed_stream_takes_no_changed_repeated_or_swapped_frame() -> None:
 
 def test_a_sealed_stream_is_one_of_bytes() -> None:
     a, b = socket.socketpair()
-    secret, data = os.urandom(tcp_connection.SECRET), os.urandom(3 << 20)
+    secret, data = os.urandom(tcp.SECRET), os.urandom(3 << 20)
     with pytest.MonkeyPatch.context() as tuned, a, b:
-        tuned.setattr(tcp_connection, "tune", lambda _sock: None)
+        tuned.setattr(tcp, "tune", lambda _sock: None)
         sender, receiver = (
             EncryptedConnection(a, "b", secret, opener=True),
             EncryptedConnection(b, "a", secret, opener=False),
@@ -427,9 +424,9 @@ def test_where_a_process_can_listen() -> None:
     here = transfer_service().node.ref
 
     def at(address: str) -> str:
-        return rendezvous.host_of(msgspec.structs.replace(here, site="another", gateway_address=address), here)
+        return tcp.host_of(msgspec.structs.replace(here, site="another", gateway_address=address), here)
 
-    assert rendezvous.host_of(here, here) == "127.0.0.1"
+    assert tcp.host_of(here, here) == "127.0.0.1"
     assert at("tcp://10.0.0.2:26600") == "10.0.0.2"
     assert at("tcp://node1:26600") == "node1"
     assert at("tcp://[fd00::2]:26600") == "fd00::2"
@@ -447,7 +444,7 @@ def test_where_a_process_can_listen() -> None:
 def test_the_address_at_which_it_listens(host: str, resolved: str, bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (resolved, 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_options: found)
-    with rendezvous._listen(host) as sock:
+    with tcp._listen(host) as sock:
         assert sock.getsockname()[0] == bound
 
 
@@ -495,6 +492,6 @@ def test_without_the_package_that_encrypts_it_is_said(
     forced("tcp")
     keeper = this_host().spawn_procs(per_host={"gpus": 1}, name="owner").spawn("keeper", Keeper)
     buffer = keeper.do.call_one("words", 8).get()
-    monkeypatch.setattr(tcp_backend, "can_encrypt", lambda: False)
+    monkeypatch.setattr(tcp, "can_encrypt", lambda: False)
     with pytest.raises(RDMAError, match="tcp: encryption needs the package cryptography"):
         buffer.read_into(bytearray(64)).get()

@@ -14,10 +14,9 @@ import pytest
 from monarch_kernel.rdma import is_ibverbs_available
 from monarch_kernel.runtime.transfer.memory import Layout, Memory, memory_of
 from monarch_kernel.runtime.transfer.verbs import regions
-from monarch_kernel.runtime.transfer.verbs.backend import why_not
+from monarch_kernel.runtime.transfer.verbs.backend import _worth_spanning, why_not
 from monarch_kernel.runtime.transfer.verbs.card import CardPort, Gid, find_ports, network, pair
 from monarch_kernel.runtime.transfer.verbs.regions import owner_of, works
-from monarch_kernel.runtime.transfer.verbs.transfer import _worth_spanning
 from tests.waiting import patience
 
 IB, V1, V2 = 0, 1, 2

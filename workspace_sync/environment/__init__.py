@@ -4,11 +4,10 @@ Nothing in this package needs actors. ``environment_manifest`` reads an environm
 refuses hosts on which it cannot run, and ``Rewriter`` puts a host's prefix into its files.
 """
 
-from workspace_sync.environment.creation import create
 from workspace_sync.environment.editables import EditableInstall, Followed, editables, follow
 from workspace_sync.environment.facts import MachineFacts, Needs, check_compatible, facts
 from workspace_sync.environment.kinds import Changed, Environment, changed_distributions, distributions, environment
-from workspace_sync.environment.locked import LockFile, clear, made_from_lock, read_lock
+from workspace_sync.environment.locked import LockFile, clear, create, made_from_lock, read_lock
 from workspace_sync.environment.manifests import EnvironmentScan, environment_manifest, with_sources
 from workspace_sync.environment.packing import pack, unpack
 from workspace_sync.environment.rewriter import Rewriter

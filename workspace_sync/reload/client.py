@@ -13,8 +13,7 @@ from monarch_kernel.introspection import Whole, between_messages, sources_change
 from monarch_kernel.meshes import actor_meshes_on, format_ranks, list_proc_meshes, respawn_actors
 from monarch_kernel.workers import placement_of
 from workspace_sync.model.sync_report import StaleModule
-from workspace_sync.reload.agent import Pairs, Reloader
-from workspace_sync.reload.in_place import reload_here
+from workspace_sync.reload.in_place import Pairs, Reloader, reload_here
 from workspace_sync.reload.loaded import enter_new_tree, loaded_modules
 from workspace_sync.reload.refresh_report import (
     EVERY,

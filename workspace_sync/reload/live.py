@@ -12,9 +12,8 @@ from monarch_kernel.actor import ProcMesh
 from monarch_kernel.introspection import each_host
 from monarch_kernel.meshes import format_ranks, list_proc_meshes, name_ranks
 from workspace_sync.model.errors import SyncError
-from workspace_sync.model.sync_report import StaleModule, SyncReport
+from workspace_sync.model.sync_report import StaleModule, SyncReport, on_synced, trees
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
-from workspace_sync.news import on_synced, trees
 from workspace_sync.receipt import sync_line
 from workspace_sync.reload.client import How, When, ask_all, folders_of, refresh, stale_in
 from workspace_sync.reload.refresh_report import EVERY, FAILED, KEPT, RELOADED, ModuleSelection, Refreshed

@@ -23,7 +23,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from workspace_sync.model.manifest import digest_of
-from workspace_sync.reload.functions import codes_of, functions_of
+from workspace_sync.reload.classes import codes_of, functions_of
 
 _CURRENT = "/current/tree"
 # Pattern of the path that replaces `current/tree` when links are resolved, in this tree and in earlier ones.

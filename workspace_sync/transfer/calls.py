@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_kernel.actor import Future, SupervisionError
-from workspace_sync.transfer.agent import AgentLink
+from workspace_sync.transfer.host_work import AgentLink
 from workspace_sync.transfer.messages import Failed
 
 #: An agent that owes an answer is pinged after this long without a sign of life (seconds).

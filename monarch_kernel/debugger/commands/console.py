@@ -35,7 +35,7 @@ from monarch_kernel.debugger.commands.stop_text import (
     with_clock,
 )
 from monarch_kernel.debugger.controller.sets import Moved, StopSet
-from monarch_kernel.debugger.frames import frame_key, frames_of_a_stack, grouped, shown_frame
+from monarch_kernel.debugger.events import frame_key, frames_of_a_stack, grouped, shown_frame
 from monarch_kernel.debugger.frontend import Frontend, current_frontend
 from monarch_kernel.display.quantities import duration
 from monarch_kernel.display.tables import TableView, table_text

@@ -17,7 +17,7 @@ from monarch_kernel.debugger.commands.stop_text import (
     stack_text,
     why,
 )
-from monarch_kernel.debugger.frames import frame_key, grouped, shown_frame, user_frames
+from monarch_kernel.debugger.events import frame_key, grouped, shown_frame, user_frames
 from monarch_kernel.debugger.frontend import Frontend
 from monarch_kernel.debugger.rank.frame_tools import local_values
 from monarch_kernel.meshes import parse_ranks

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from monarch_kernel.debugger.events import Key, RankStop
-from monarch_kernel.debugger.frames import frames_of_a_stack, shown_frame
+from monarch_kernel.debugger.events import Key, RankStop, frames_of_a_stack, shown_frame
 from monarch_kernel.debugger.model.stops import Stop, StopFrame
 from monarch_kernel.debugger.source_locations import Label
 from monarch_kernel.display.quantities import source_line

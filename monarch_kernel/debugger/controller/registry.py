@@ -10,8 +10,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.debugger.controller.hub_actor import hub_actor
-from monarch_kernel.debugger.events import Event, Key, RankGone, RankRanOff, RankResumed, RankStop, RankStopped
-from monarch_kernel.debugger.frames import stop_at_client
+from monarch_kernel.debugger.events import (
+    Event,
+    Key,
+    RankGone,
+    RankRanOff,
+    RankResumed,
+    RankStop,
+    RankStopped,
+    stop_at_client,
+)
 from monarch_kernel.debugger.model.stops import Stop
 from monarch_kernel.debugger.rank.rank_debugger import DebugAgent
 from monarch_kernel.engines import tool_runtime

@@ -9,8 +9,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.debugger.controller.viewers import Viewer
-from monarch_kernel.debugger.events import Event, Key, RankGone, RankRanOff, RankStop, RankStopped
-from monarch_kernel.debugger.frames import FrameKey, frame_key, grouped, shown_frame, user_frames
+from monarch_kernel.debugger.events import (
+    Event,
+    FrameKey,
+    Key,
+    RankGone,
+    RankRanOff,
+    RankStop,
+    RankStopped,
+    frame_key,
+    grouped,
+    shown_frame,
+    user_frames,
+)
 from monarch_kernel.debugger.model.stops import Evaluation, StopFrame
 from monarch_kernel.meshes import format_ranks
 

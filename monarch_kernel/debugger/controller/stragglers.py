@@ -1,7 +1,7 @@
 """Find ranks that arrive late at collectives, how long others wait for them, and at which lines (`stragglers`).
 
-`gather` requests the records of the ranks of a mesh, `records` reads and writes files of them, `analysis` compares the
-clocks of hosts and finds the stragglers, and a `report` displays itself.
+The records come from the ranks of a mesh, or from files. The analysis compares the clocks of hosts first. The result, a
+`StragglerReport`, displays itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compare values across ranks. `diff` reports which ranks have which value and where they differ; `pull` fetches one.
 
-Ranks reduce a value to digests and figures (`debugger.rank.values`); `query` requests these, `compare` compares them,
-and `report` is the result, which displays itself.
+Ranks reduce a value to digests and figures (`debugger.rank.values`). A `Diff` is the comparison of these, and displays
+itself.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from typing import Any, Literal, TypeVar
 
 from monarch_kernel.actor import ActorMesh, Extent, ProcMesh
 from monarch_kernel.debugger import existing_debugger
-from monarch_kernel.debugger.controller.labels import rank_label
 from monarch_kernel.debugger.controller.query import Answers, ask, chosen_ranks
-from monarch_kernel.debugger.events import RankStop
-from monarch_kernel.debugger.frames import user_frames
+from monarch_kernel.debugger.controller.stacks.merge import rank_label
+from monarch_kernel.debugger.events import RankStop, user_frames
 from monarch_kernel.debugger.model.readings import Contrast, Leaf, Reading, figure, short, shown_pair
 from monarch_kernel.debugger.rank.values import probe
 from monarch_kernel.debugger.rank.values.blocks import BLOCK_BYTES, blocks_of

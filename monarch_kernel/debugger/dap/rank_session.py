@@ -34,9 +34,16 @@ from monarch_kernel.debugger.dap.messages import (
     value_reply,
 )
 from monarch_kernel.debugger.dap.stop_table import BASE, DebugState, FrameOf, StopTable
-from monarch_kernel.debugger.events import BreakpointsChanged, RankGone, RankRanOff, RankResumed, RankStop, RankStopped
+from monarch_kernel.debugger.events import (
+    BreakpointsChanged,
+    RankGone,
+    RankRanOff,
+    RankResumed,
+    RankStop,
+    RankStopped,
+    frames_of_an_ide,
+)
 from monarch_kernel.debugger.events import Event as MeshEvent
-from monarch_kernel.debugger.frames import frames_of_an_ide
 from monarch_kernel.debugger.rank.frame_tools import complete, copy_to_globals, read_source, rich_value
 
 if TYPE_CHECKING:

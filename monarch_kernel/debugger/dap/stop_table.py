@@ -10,8 +10,7 @@ from typing import NotRequired, TypedDict
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger.dap.messages import Arguments, Body, Event, RequestError, stopped_body
-from monarch_kernel.debugger.events import Key, RankStop
-from monarch_kernel.debugger.frames import frames_of_an_ide
+from monarch_kernel.debugger.events import Key, RankStop, frames_of_an_ide
 
 # Select the stopped thread that a front end shows. The others wait in a queue.
 #

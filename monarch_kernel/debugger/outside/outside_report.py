@@ -46,8 +46,7 @@ from monarch_kernel.debugger.model.evidence import (
 from monarch_kernel.debugger.model.stops import StackSnapshot
 from monarch_kernel.debugger.outside import processes as selection
 from monarch_kernel.debugger.outside import slurm
-from monarch_kernel.debugger.outside.processes import LaunchedRank, OutsideError
-from monarch_kernel.debugger.outside.reading import Moment, OutsideProcess, read_processes
+from monarch_kernel.debugger.outside.processes import LaunchedRank, Moment, OutsideError, OutsideProcess, read_processes
 from monarch_kernel.debugger.outside.remote_exec import remote_exec_note
 from monarch_kernel.debugger.rank.hang import C10D, LOADER, MAKING, P2P, public_name
 from monarch_kernel.debugger.source_locations import LIBRARY, Label, SourceLocation

@@ -23,8 +23,14 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from monarch_kernel import programs
-from monarch_kernel.debugger.outside.processes import LaunchedRank, OutsideError, check_ours, python_version
-from monarch_kernel.debugger.outside.reading import OutsideProcess, permission_remedy
+from monarch_kernel.debugger.outside.processes import (
+    LaunchedRank,
+    OutsideError,
+    OutsideProcess,
+    check_ours,
+    permission_remedy,
+    python_version,
+)
 from monarch_kernel.engines.join.announcements import (
     ANSWER,
     SCRIPT,

@@ -14,14 +14,18 @@ import msgspec
 
 from monarch_kernel import programs
 from monarch_kernel.debugger.outside.processes import (
+    NATIVE_TIMEOUT,
     LaunchedRank,
     OutsideError,
+    OutsideProcess,
+    as_json,
+    from_json,
     launched_rank,
     owner_of,
     python_version,
+    read_processes,
     topmost,
 )
-from monarch_kernel.debugger.outside.reading import NATIVE_TIMEOUT, OutsideProcess, as_json, from_json, read_processes
 from monarch_kernel.debugger.outside.remote_exec import PreparedRanks
 from monarch_kernel.launchers.base import LaunchError
 from monarch_kernel.launchers.slurm import queue as slurm_queue

@@ -16,7 +16,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from monarch_kernel.debugger.frames import shown_frame
+from monarch_kernel.debugger.events import shown_frame
 from monarch_kernel.debugger.model.evidence import (
     IDLE,
     LOADS,

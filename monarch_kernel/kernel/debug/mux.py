@@ -27,7 +27,7 @@ from monarch_kernel.kernel.debug.rank_focus import FocusAnswer, focus
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.magics.arguments import Arguments, peek
 from monarch_kernel.kernel.magics.dap_magics import DapMagics
-from monarch_kernel.kernel.rank.plain_display import fallback_bundle
+from monarch_kernel.kernel.rank.sent_values import fallback_bundle
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.dap import RankSession

@@ -68,7 +68,7 @@ def notice_text(notice: StopNotice, hint: str, label: Label | None = None) -> st
         label: labels files.
     """
     from monarch_kernel.debugger.commands.stop_text import stopped_text
-    from monarch_kernel.debugger.frames import grouped
+    from monarch_kernel.debugger.events import grouped
 
     text = f"Stopped:\n{stopped_text(grouped(notice.stops), label)}"
     return f"{text}\n{hint}" if hint else text

@@ -22,7 +22,7 @@ from monarch_kernel.kernel.magics.telemetry_magics import TelemetryMagics
 from monarch_kernel.kernel.magics.value_magics import ValueMagics
 from monarch_kernel.kernel.magics.variable_magics import VariableMagics
 from monarch_kernel.kernel.notebook import Notebook
-from monarch_kernel.kernel.usage_errors import nearest
+from monarch_kernel.launchers.host_request import nearest
 
 #: The groups of subcommands.
 GROUPS: tuple[type[Subcommands], ...] = (

@@ -9,7 +9,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from monarch_kernel.actor import HostMesh
 from monarch_kernel.display.quantities import memory
 from monarch_kernel.kernel import mesh_lifecycle
-from monarch_kernel.kernel.cell_run import CellRun
+from monarch_kernel.kernel.cell_run import CellRun, run_again
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.magics.arguments import Arguments, extended_by, mesh_argument, ranks_option
 from monarch_kernel.kernel.magics.status_magics import rank_locations
@@ -25,13 +25,11 @@ from monarch_kernel.kernel.magics.up_arguments import (
     up_arguments,
 )
 from monarch_kernel.kernel.managed_mesh import ManagedMesh, UpOptions
-from monarch_kernel.kernel.mesh_cell import run_again
 from monarch_kernel.kernel.mesh_lifecycle import deaths_of
 from monarch_kernel.kernel.provider_up import AskedJob, up_on_provider
 from monarch_kernel.kernel.sync_run import sync_to
 from monarch_kernel.kernel.usage_errors import check_drives, replacing, usage_error
-from monarch_kernel.launchers.host_request import AskedHosts, argument_of, memory_size, seconds
-from monarch_kernel.launchers.profiles import LOCAL
+from monarch_kernel.launchers.host_request import LOCAL, AskedHosts, argument_of, memory_size, seconds
 from monarch_kernel.meshes import name_ranks
 from workspace_sync.receipt import receipt_line
 

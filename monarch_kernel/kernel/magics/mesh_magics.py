@@ -15,7 +15,7 @@ from monarch_kernel.debugger import get_debugger
 from monarch_kernel.debugger.rank.common_point import OF_CELL
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.cell import Cell, CellLocation
-from monarch_kernel.kernel.cell_run import CellRun
+from monarch_kernel.kernel.cell_run import CellRun, run_here, run_in_background, wait_in_background
 from monarch_kernel.kernel.debug.stop_notices import live
 from monarch_kernel.kernel.magics.arguments import (
     Arguments,
@@ -30,10 +30,10 @@ from monarch_kernel.kernel.magics.arguments import (
 )
 from monarch_kernel.kernel.magics.dispatch import FUNCTIONS, TOPICS, MeshCommands
 from monarch_kernel.kernel.managed_mesh import ManagedMesh
-from monarch_kernel.kernel.mesh_cell import run_here, run_in_background, wait_in_background
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.output.publisher import Source
-from monarch_kernel.kernel.usage_errors import nearest, usage_error
+from monarch_kernel.kernel.usage_errors import usage_error
+from monarch_kernel.launchers.host_request import nearest
 from monarch_kernel.meshes import format_ranks
 
 

@@ -18,7 +18,7 @@ from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument, ran
 from monarch_kernel.kernel.magics.subcommands import Subcommands
 from monarch_kernel.kernel.mesh_lifecycle import kept_by_others
 from monarch_kernel.kernel.notebook import Notebook
-from monarch_kernel.kernel.output.mesh_tables import (
+from monarch_kernel.kernel.output.formatters import (
     MeshList,
     MeshStatus,
     MeshSummary,

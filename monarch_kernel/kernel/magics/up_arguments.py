@@ -12,9 +12,9 @@ from monarch_kernel import programs
 from monarch_kernel.job import EngineJob
 from monarch_kernel.kernel.magics.arguments import Arguments, check_name
 from monarch_kernel.kernel.provider_up import AskedJob
-from monarch_kernel.kernel.usage_errors import nearest, usage_error
+from monarch_kernel.kernel.usage_errors import usage_error
 from monarch_kernel.launchers.base import LaunchError
-from monarch_kernel.launchers.host_request import AskedHosts, add_provider_options, ask, given_options, job_ids
+from monarch_kernel.launchers.host_request import AskedHosts, add_provider_options, ask, given_options, job_ids, nearest
 from monarch_kernel.launchers.listing import id_of
 
 #: More processes than this on one host are rejected as a mistake.

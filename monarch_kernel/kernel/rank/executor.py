@@ -17,8 +17,15 @@ from monarch_kernel.kernel.rank import cell_streams
 from monarch_kernel.kernel.rank.cell_runner import CellRunner
 from monarch_kernel.kernel.rank.lazy_shell import process_shell, show_bundle
 from monarch_kernel.kernel.rank.monitor import CellActivity
-from monarch_kernel.kernel.rank.plain_display import fallback_bundle, plain_text
-from monarch_kernel.kernel.rank.sent_values import check_not_bound, pickled, short, shortened, text_at_least
+from monarch_kernel.kernel.rank.sent_values import (
+    check_not_bound,
+    fallback_bundle,
+    pickled,
+    plain_text,
+    short,
+    shortened,
+    text_at_least,
+)
 from monarch_kernel.kernel.rank.user_code import Rendezvous, choose_rendezvous, end_process_group, fault_of, set_up
 from monarch_kernel.protocol.faults import Fault
 from monarch_kernel.spmd import are_broken, meetings, tidy_up

@@ -75,7 +75,7 @@ class LazyShell:
         shell = self.get()
         if shell is None:
             return None
-        from monarch_kernel.kernel.rank.plain_display import jsonable
+        from monarch_kernel.kernel.rank.sent_values import jsonable
 
         data, metadata = shell.display_formatter.format(value)
         return jsonable(data), jsonable(metadata)

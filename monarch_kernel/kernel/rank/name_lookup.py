@@ -61,7 +61,7 @@ def description(shell: LazyShell, name: str, detail: int, omit: tuple[str, ...])
     ip = shell.get()
     if ip is None:
         return None
-    from monarch_kernel.kernel.rank.plain_display import jsonable
+    from monarch_kernel.kernel.rank.sent_values import jsonable
 
     try:
         return jsonable(ip.object_inspect_mime(name, detail_level=detail, omit_sections=omit))

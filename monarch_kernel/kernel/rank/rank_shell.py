@@ -25,7 +25,7 @@ from monarch_kernel.display import OUTPUT_MIME
 from monarch_kernel.introspection import main_names
 from monarch_kernel.kernel.rank import cell_streams
 from monarch_kernel.kernel.rank.lazy_shell import GIVEN, show_bundle
-from monarch_kernel.kernel.rank.plain_display import jsonable
+from monarch_kernel.kernel.rank.sent_values import jsonable
 
 # Comms of a rank, which connect widgets to the front end. Their messages travel like the rank's output.
 #

@@ -31,19 +31,19 @@ from monarch_kernel.launchers.base import (
 from monarch_kernel.launchers.engine_job import each_at_once
 from monarch_kernel.launchers.kubernetes import api as kubernetes_api
 from monarch_kernel.launchers.kubernetes import pods as kubernetes_pods
-from monarch_kernel.launchers.kubernetes.api import ApiRefusedError, KubernetesApi
+from monarch_kernel.launchers.kubernetes.api import ApiRefusedError, KubernetesApi, PodForward, PodWay, check_way
 from monarch_kernel.launchers.kubernetes.options import (
     AUTO,
     DIRECTLY,
     OF_POD,
     OPTIONS,
+    HostPlacements,
     host_meshes,
     mesh_pods,
     mesh_settings,
     pairs,
     pod_fields,
 )
-from monarch_kernel.launchers.kubernetes.placements import HostPlacements
 from monarch_kernel.launchers.kubernetes.pods import (
     HOST_LABEL,
     JOB_LABEL,
@@ -54,7 +54,6 @@ from monarch_kernel.launchers.kubernetes.pods import (
     SeenPod,
 )
 from monarch_kernel.launchers.kubernetes.sets import ORDER, POD_SETS, PORT, AttachedLabels, MonarchMesh, TakenPod
-from monarch_kernel.launchers.kubernetes.tunnel import PodForward, PodWay, check_way
 from monarch_kernel.launchers.registry import this_user
 from monarch_kernel.launchers.tunnel import Tunnels, reaches
 

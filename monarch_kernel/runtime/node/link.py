@@ -457,7 +457,7 @@ def _report_failure(poller: Poller, peer: str, error: Exception, why: str) -> No
 
     Repeated failures share one line, because a peer may cause any number.
     """
-    from monarch_kernel.runtime.node.tally import is_first_bad_message
+    from monarch_kernel.runtime.node.audit import is_first_bad_message
 
     where = _place_of(error)
     if is_first_bad_message(poller, where, type(error).__name__):

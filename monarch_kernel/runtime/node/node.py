@@ -509,7 +509,7 @@ class Node:
 
     def _note(self, what: str) -> None:
         """Log an unexpected message: one line for the first of a kind, because a peer may send any number."""
-        from monarch_kernel.runtime.node.tally import is_first_bad_message
+        from monarch_kernel.runtime.node.audit import is_first_bad_message
 
         if is_first_bad_message(self.poller, self.id, what):
             log.error("%s got %s", self.id, what)

@@ -9,7 +9,6 @@ import monarch_kernel.runtime.actor.healing.heal_mesh
 import monarch_kernel.runtime.actor.hosts.attachment
 import monarch_kernel.runtime.actor.hosts.bootstrap_command
 import monarch_kernel.runtime.actor.hosts.host_mesh
-import monarch_kernel.runtime.actor.hosts.worker_process
 import monarch_kernel.runtime.actor.ids
 import monarch_kernel.runtime.actor.meshes.mesh_registry
 import monarch_kernel.runtime.actor.meshes.singletons

@@ -6,12 +6,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from monarch_kernel.runtime.transfer import device
-from monarch_kernel.runtime.transfer.backends.cma import Cma
-from monarch_kernel.runtime.transfer.backends.cuda_ipc import CudaIpc
-from monarch_kernel.runtime.transfer.backends.interface import Backend, BackendContext, StatelessBackend
-from monarch_kernel.runtime.transfer.backends.segment import Segment
+from monarch_kernel.runtime.transfer.backends import Backend, BackendContext, Cma, CudaIpc, Segment, StatelessBackend
 from monarch_kernel.runtime.transfer.handle import Handle, Op
-from monarch_kernel.runtime.transfer.tcp.backend import Tcp
+from monarch_kernel.runtime.transfer.tcp import Tcp
 
 
 class Local(StatelessBackend):

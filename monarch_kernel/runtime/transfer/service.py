@@ -35,8 +35,7 @@ from monarch_kernel.runtime.node import recorder
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.transfer import backend_settings, device
-from monarch_kernel.runtime.transfer.backends.interface import Backend
-from monarch_kernel.runtime.transfer.backends.segment import bytes_of, received
+from monarch_kernel.runtime.transfer.backends import Backend, bytes_of, received
 from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op, OwnerRequest, await_death, death_text
 from monarch_kernel.runtime.transfer.memory import SCRATCH, Layout, Memory, address_of

@@ -10,7 +10,7 @@ import pytest
 
 from monarch_kernel.debugger.controller.hang import verdict
 from monarch_kernel.debugger.controller.hang.judge import judge, settle
-from monarch_kernel.debugger.controller.hang.situation import (
+from monarch_kernel.debugger.controller.hang.phrases import (
     EXTRA,
     REORDERED,
     SAME,

@@ -10,8 +10,7 @@ import msgspec
 from monarch_kernel.debugger.controller.hang import verdict
 from monarch_kernel.debugger.model.evidence import DEAD, LOADS, RUNS, STANDS, UNASKED, UNREAD, WAITS
 from monarch_kernel.debugger.outside.outside_report import evidence_of, verdict_from_outside, woken
-from monarch_kernel.debugger.outside.processes import Figures, LaunchedRank
-from monarch_kernel.debugger.outside.reading import Moment, OutsideProcess
+from monarch_kernel.debugger.outside.processes import Figures, LaunchedRank, Moment, OutsideProcess
 from monarch_kernel.debugger.outside.slurm import ranks_of_job
 
 TORCH = "/venv/lib/python3.12/site-packages/torch"

@@ -16,8 +16,18 @@ import pytest
 
 from monarch_kernel.debugger.controller.hang import verdict
 from monarch_kernel.debugger.outside.outside_report import Look, LookRequest, look, parse_pids
-from monarch_kernel.debugger.outside.processes import OutsideError, check_ours, figures, launched_rank_in, named
-from monarch_kernel.debugger.outside.reading import _refusal, as_json, from_json, permission_remedy, read_processes
+from monarch_kernel.debugger.outside.processes import (
+    OutsideError,
+    _refusal,
+    as_json,
+    check_ours,
+    figures,
+    from_json,
+    launched_rank_in,
+    named,
+    permission_remedy,
+    read_processes,
+)
 from monarch_kernel.debugger.outside.remote_exec import remote_exec_note
 from tests.conftest import alive, children, needs, wait_until
 from tests.waiting import patience

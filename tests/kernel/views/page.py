@@ -10,7 +10,7 @@ from typing import Any
 
 from jupyter_client.blocking.client import BlockingKernelClient
 
-from monarch_kernel.kernel.views.comm_target import TARGET
+from monarch_kernel.kernel.views import TARGET
 from tests.kernel.harness import PATIENCE, Kernel
 
 Message = dict[str, Any]

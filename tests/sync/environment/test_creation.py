@@ -15,7 +15,7 @@ import rattler
 from tests.sync.environment.channel import Channel
 from tests.sync.environment.trees import installed
 from tests.sync.environment.wheels import pip, venv, wheel
-from workspace_sync.environment import changed_distributions, create, creation, distributions, environment
+from workspace_sync.environment import changed_distributions, create, distributions, environment, locked
 from workspace_sync.model.errors import IncompatibleError, StoreError
 
 
@@ -187,7 +187,7 @@ def test_nothing_is_built_and_nothing_else_installed(
     wheels: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installer: str, way: str
 ) -> None:
     if installer == "pip":
-        monkeypatch.setattr(creation, "_uv", lambda: None)
+        monkeypatch.setattr(locked, "_uv", lambda: None)
     taken = tmp_path / "taken"
     evil = source_that_runs(tmp_path, taken)
     one = wheels[0].as_uri()

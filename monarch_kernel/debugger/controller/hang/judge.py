@@ -12,8 +12,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from monarch_kernel.debugger.controller.hang import phrases, situation, verdict
-from monarch_kernel.debugger.controller.hang.situation import PendingOperation, Situation
+from monarch_kernel.debugger.controller.hang import phrases, verdict
+from monarch_kernel.debugger.controller.hang.phrases import PendingOperation, Situation
 from monarch_kernel.debugger.controller.hang.verdict import Culprit, Verdict
 from monarch_kernel.debugger.model.evidence import (
     DEAD,
@@ -69,7 +69,7 @@ _EVEN = {
     "_reduce_scatter_base",
 }
 #: The kind of verdict for a divergence of histories.
-_KINDS = {situation.SKIPPED: verdict.SKIPPED, situation.EXTRA: verdict.EXTRA}
+_KINDS = {phrases.SKIPPED: verdict.SKIPPED, phrases.EXTRA: verdict.EXTRA}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ def _vote(
         for wrong, right in (sides, sides[::-1]):
             known_calls = now.evidence[wrong[0]].history.get(pending.group.name, ())
             earlier = [call for call in known_calls if call.number < pending.number]
-            if situation.breaks_habit(earlier, calls[wrong[0]], calls[right[0]]):
+            if phrases.breaks_habit(earlier, calls[wrong[0]], calls[right[0]]):
                 return _Vote(right, unknown, likely=True)
     return _Vote([], unknown)
 
@@ -403,7 +403,7 @@ def _skipped(now: Situation, absent: Sequence[int], pending: PendingOperation) -
         found = now.divergence(rank, waiting, pending.group.name)
         kind = _BUSY_KINDS.get(each.state, "")
         place = each.place
-        if found.kind == situation.SKIPPED:
+        if found.kind == phrases.SKIPPED:
             kind, place = verdict.SKIPPED, found.calls[0].place
             why = phrases.skipped_and_is(found.calls, each)
         elif kind:
@@ -424,8 +424,8 @@ def _extra(now: Situation, present: Sequence[int], absent: Sequence[int], pendin
     culprits: list[Culprit] = []
     for rank in present:
         found = now.divergence(rank, absent[0], pending.group.name)
-        call = found.calls[0] if found.kind == situation.EXTRA else pending.operation
-        place = call.place if found.kind == situation.EXTRA else None
+        call = found.calls[0] if found.kind == phrases.EXTRA else pending.operation
+        place = call.place if found.kind == phrases.EXTRA else None
         if place is None:
             own = now.evidence[rank].at(pending.group.name, pending.number)
             place = own.place if own is not None else pending.operation.place

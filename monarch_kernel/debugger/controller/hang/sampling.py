@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from monarch_kernel.actor import ActorMesh, ProcMesh
-from monarch_kernel.debugger.controller.hang import situation
+from monarch_kernel.debugger.controller.hang import phrases
 from monarch_kernel.debugger.controller.hang.judge import judge, settle
 from monarch_kernel.debugger.controller.hang.verdict import Verdict
-from monarch_kernel.debugger.controller.issuing_lines import evidence_of_issued
 from monarch_kernel.debugger.controller.query import ask, stops_of
+from monarch_kernel.debugger.controller.stacks.gather import evidence_of_issued
 from monarch_kernel.debugger.controller.stacks.pyspy import in_collective, threads_of, user_location
-from monarch_kernel.debugger.frames import evidence_at_client, shown_frame
+from monarch_kernel.debugger.events import evidence_at_client, shown_frame
 from monarch_kernel.debugger.model.evidence import DEAD, LATE, PAUSED, SILENT, STANDS, UNASKED, WAITS, Evidence
 from monarch_kernel.debugger.rank.hang import collect
 from monarch_kernel.debugger.source_locations import SourceLocation
@@ -124,6 +124,6 @@ def _reaches_too_short(evidence: Iterable[Evidence]) -> bool:
     for each in found:
         for name, calls in each.history.items():
             other = reference.setdefault(name, each)
-            if len(calls) >= DEPTH and situation.starts_apart(calls, other.history[name]):
+            if len(calls) >= DEPTH and phrases.starts_apart(calls, other.history[name]):
                 return True
     return False

@@ -5,22 +5,66 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from monarch_kernel.actor import ActorMesh, ProcMesh
 from monarch_kernel.debugger.commands.stop_text import location_text
-from monarch_kernel.debugger.controller.issuing_lines import issued_here
 from monarch_kernel.debugger.controller.query import ask, chosen_ranks, stops_of
 from monarch_kernel.debugger.controller.stacks.pyspy import HOLDS_LOCK, read_snapshot, with_native
 from monarch_kernel.debugger.controller.stacks.stacks_report import Stacks
-from monarch_kernel.debugger.events import RankStop
-from monarch_kernel.debugger.frames import shown_frame, snapshot_at_client
-from monarch_kernel.debugger.model.stops import StackSnapshot
+from monarch_kernel.debugger.events import RankStop, shown_frame, snapshot_at_client
+from monarch_kernel.debugger.model.evidence import Evidence
+from monarch_kernel.debugger.model.stops import Stack, StackFrame, StackSnapshot
 from monarch_kernel.debugger.rank.stacks import sample, snapshot
-from monarch_kernel.debugger.source_locations import Label
+from monarch_kernel.debugger.source_locations import Label, SourceLocation, kind_of
+from monarch_kernel.display.quantities import source_line
 from monarch_kernel.engines import tool_runtime
-from monarch_kernel.introspection import StackRead, Whole
+from monarch_kernel.introspection import StackRead, Whole, issued_at
+
+# Find the lines of this controller that issued the tensor operations that ranks run.
+
+
+def issued_here(snapshot: StackSnapshot) -> StackSnapshot:
+    """Return a snapshot in which the stack of each operation begins with the line that issued it."""
+    if all(stack.issued is None for stack in snapshot.stacks):
+        return snapshot
+    return snapshot._replace(stacks=tuple(map(_with_line, snapshot.stacks)))
+
+
+def evidence_of_issued(evidence: Evidence) -> Evidence:
+    """Return evidence in which an operation is at the line that issued it, if the rank itself runs no user code."""
+    place = None if evidence.issued is None else _place(*evidence.issued)
+    if place is None:
+        return evidence
+    waits = tuple(
+        replace(
+            wait,
+            place=wait.place or place,
+            operation=replace(wait.operation, place=place if _is_start(wait.operation.place) else wait.operation.place),
+        )
+        for wait in evidence.waits
+    )
+    return replace(evidence, waits=waits, place=evidence.place or place, stack=(place, *evidence.stack))
+
+
+def _is_start(place: SourceLocation | None) -> bool:
+    """Return whether no user code called a collective: PyTorch's record then has the outermost frame of the process."""
+    return place is None or place.file == "<string>"
+
+
+def _with_line(stack: Stack) -> Stack:
+    place = None if stack.issued is None else _place(*stack.issued)
+    if place is None:
+        return stack
+    return stack._replace(frames=(StackFrame(place, source_line(place.file, place.line)), *stack.frames))
+
+
+def _place(engine: str, record: int) -> SourceLocation | None:
+    found = issued_at(engine, record)
+    return None if found is None else SourceLocation(*found, kind_of(found[0]))
+
 
 #: The time limit for host agents to read the stacks of ranks that do not answer (seconds).
 OUTSIDE_TIMEOUT = 3.0

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from monarch_kernel.actor import Extent
-from monarch_kernel.debugger.controller.labels import rank_label
 from monarch_kernel.debugger.model.stops import (
     CODE,
     ENDPOINT,
@@ -20,7 +19,17 @@ from monarch_kernel.debugger.model.stops import (
     StackSnapshot,
 )
 from monarch_kernel.debugger.source_locations import LIBRARY, RUNTIME, Label, shown_cell, shown_file
-from monarch_kernel.meshes import format_points
+from monarch_kernel.meshes import format_points, format_ranks
+
+# Labels for sets of ranks.
+
+_MOST_RUNS = 6
+
+
+def rank_label(ranks: Iterable[int]) -> str:
+    """Format a set of ranks in brackets: `[0-3,7]`; for many ranks, the first runs and a count."""
+    return f"[{format_ranks(ranks, limit=_MOST_RUNS)}]"
+
 
 _Key = tuple[str, int, str]
 _B = TypeVar("_B", bound="StackBranch")

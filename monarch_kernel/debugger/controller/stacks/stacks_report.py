@@ -8,7 +8,6 @@ from html import escape
 from typing import Any, NamedTuple
 
 from monarch_kernel.actor import Extent
-from monarch_kernel.debugger.controller.labels import rank_label
 from monarch_kernel.debugger.controller.stacks.merge import (
     DisplayLine,
     FrameNode,
@@ -22,6 +21,7 @@ from monarch_kernel.debugger.controller.stacks.merge import (
     merge,
     owner_label,
     path_from,
+    rank_label,
     short_path,
     shortened,
     times_of,

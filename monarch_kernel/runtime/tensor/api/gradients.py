@@ -13,8 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from monarch_kernel.runtime.tensor.api.activation import active_target, restored
-from monarch_kernel.runtime.tensor.api.fetching import mesh_of_all
-from monarch_kernel.runtime.tensor.api.learning import call_learnt
+from monarch_kernel.runtime.tensor.api.fetching import call_learnt, mesh_of_all
 from monarch_kernel.runtime.tensor.api.opaque_object import backward_on_ranks
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
 from monarch_kernel.runtime.tensor.rank import objects

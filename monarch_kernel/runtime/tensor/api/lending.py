@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils._pytree import tree_flatten
 
 from monarch_kernel.runtime.tensor.api.activation import active_target, tensor_mesh
-from monarch_kernel.runtime.tensor.api.learning import argument_key
+from monarch_kernel.runtime.tensor.api.fetching import argument_key
 from monarch_kernel.runtime.tensor.controller.adjoints import without_gradient
 from monarch_kernel.runtime.tensor.controller.borrowing import TensorLoan, ranks_in, region_of
 from monarch_kernel.runtime.tensor.controller.engine import handles_in

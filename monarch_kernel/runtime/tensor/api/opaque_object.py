@@ -10,8 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from monarch_kernel.runtime.tensor.api.fetching import call_on_shard_and_fetch, mesh_of_all
-from monarch_kernel.runtime.tensor.api.learning import argument_key
+from monarch_kernel.runtime.tensor.api.fetching import argument_key, call_on_shard_and_fetch, mesh_of_all
 from monarch_kernel.runtime.tensor.controller.adjoints import without_gradient
 from monarch_kernel.runtime.tensor.controller.engine import handles_in
 from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedValues

@@ -15,7 +15,7 @@ from monarch_kernel.runtime.tensor.api.activation import tensor_mesh
 from monarch_kernel.runtime.tensor.api.fetching import inspect
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
 from monarch_kernel.runtime.tensor.controller.stream import Stream
-from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank import current_executor
 from monarch_kernel.runtime.tensor.rank.current_executor import here
 
 if TYPE_CHECKING:
@@ -103,4 +103,4 @@ def rank_tensors(procs: ProcMesh) -> dict[str, Any]:
 
 
 def _coordinate(at: dict[int, int]) -> torch.Tensor:
-    return torch.tensor(at[here().rank], device=device.of_rank())
+    return torch.tensor(at[here().rank], device=current_executor.of_rank())

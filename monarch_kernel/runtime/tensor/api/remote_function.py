@@ -7,8 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any, overload
 
-from monarch_kernel.runtime.tensor.api.fetching import mesh_of_all
-from monarch_kernel.runtime.tensor.api.learning import call_learnt
+from monarch_kernel.runtime.tensor.api.fetching import call_learnt, mesh_of_all
 from monarch_kernel.runtime.tensor.controller.adjoints import without_gradient
 from monarch_kernel.runtime.tensor.controller.engine import handles_in
 from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedMesh, FetchedValues

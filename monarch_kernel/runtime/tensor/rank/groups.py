@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from monarch_kernel.runtime.actor.execution import collectives
-from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank import current_executor
 from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.wire import FailedValue, OperationFailed
 
@@ -26,14 +26,14 @@ _dist: Any = dist
 
 def device_type() -> str:
     """Return ``cuda`` or ``cpu``."""
-    return device.of_rank().type
+    return current_executor.of_rank().type
 
 
 def gpu() -> str:
     """Return the UUID of this rank's GPU; "" if it has none."""
     if device_type() != "cuda":
         return ""
-    return str(torch.cuda.get_device_properties(device.of_rank()).uuid)
+    return str(torch.cuda.get_device_properties(current_executor.of_rank()).uuid)
 
 
 def default_group() -> tuple[int, int] | None:
@@ -46,7 +46,7 @@ def default_group() -> tuple[int, int] | None:
 def form(group: Any) -> None:
     """Join a group of all ranks of the world. Previous groups are destroyed."""
     if device_type() == "cuda":
-        torch.cuda.set_device(device.of_rank())
+        torch.cuda.set_device(current_executor.of_rank())
     _groups().clear()
     group.join()
     if gloo_has_gpus():

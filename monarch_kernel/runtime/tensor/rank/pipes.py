@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from monarch_kernel import programs
 from monarch_kernel.protocol.serialize import loads
-from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank import current_executor
 from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.rank.groups import refuse_failed
 from monarch_kernel.runtime.tensor.rank.pipe_messages import (
@@ -184,7 +184,7 @@ def received(end: Any, like: PipeYield) -> list[torch.Tensor]:
                 f"the generator {end._name} gave {given}, and its shape function says {list(kind[0])} {kind[1]}: they "
                 "must agree, as the program goes by the shape function"
             )
-        tensors.append(leaf.detach().to(device.of_rank()))
+        tensors.append(leaf.detach().to(current_executor.of_rank()))
     return tensors
 
 

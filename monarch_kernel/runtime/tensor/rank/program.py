@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank import current_executor
 from monarch_kernel.runtime.tensor.wire import Definition, FloatSlot, RankDevice, Recorded, TensorSlot
 
 #: Operations that compute data for their backward only while gradients are on. Ranks have them off, because autograd
@@ -159,7 +159,7 @@ def arguments(
         if type(x) is FloatSlot:
             return number(x.index)
         if type(x) is RankDevice:
-            x = device.of_rank()
+            x = current_executor.of_rank()
         if type(x) is list:
             return f"[{', '.join(map(source, x))}]"
         if type(x) is tuple:

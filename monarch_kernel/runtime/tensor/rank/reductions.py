@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank import current_executor
 from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.rank.groups import Agreement, gloo_has_gpus, group_block, group_of, refuse_failed
 from monarch_kernel.runtime.tensor.wire import FailedValue, OperationFailed, RankMoves, Reduction
@@ -78,16 +78,16 @@ def _receive(source: int, how: RankMoves) -> torch.Tensor:
         text = torch.empty(int(length), dtype=torch.uint8)
         _dist.recv(text, source, group=group, tag=_FAILURE)
         raise OperationFailed(FailedValue.unpacked(text.numpy().tobytes()))
-    result = torch.empty(how.size, dtype=how.dtype, device="cpu" if gloo_has_gpus() else device.of_rank())
+    result = torch.empty(how.size, dtype=how.dtype, device="cpu" if gloo_has_gpus() else current_executor.of_rank())
     if result.numel():
         _dist.recv(result.reshape(-1).view(torch.uint8), source, group=group, tag=_DATA)
-    return result.to(device.of_rank())
+    return result.to(current_executor.of_rank())
 
 
 def spread(value: Any, ranks: frozenset[int], size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return a value on the ranks that have it, and zeros on other ranks."""
     if here().rank not in ranks:
-        return torch.zeros(size, dtype=dtype, device=device.of_rank())
+        return torch.zeros(size, dtype=dtype, device=current_executor.of_rank())
     refuse_failed(value)
     return value.clone()
 
@@ -117,7 +117,7 @@ def taken(number: int, offers: dict[int, RDMABuffer | None], size: tuple[int, ..
     buffer = offers[here().rank]
     if buffer is not None:
         buffer.read_into(made.view(-1).view(torch.uint8), timeout=None).get()
-    here().store.values[number] = made.to(device.of_rank())
+    here().store.values[number] = made.to(current_executor.of_rank())
 
 
 #: The maximum size of data that carries the mark (bytes).

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from monarch_kernel.runtime.actor.context import current_rank
 from monarch_kernel.runtime.actor.definition import Actor, endpoint
 from monarch_kernel.runtime.actor.execution.collectives import failed_by_peer
-from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank import current_executor
 from monarch_kernel.runtime.tensor.rank.current_executor import runs_here, runs_one
 from monarch_kernel.runtime.tensor.rank.program import Program, compiled, operation_of
 from monarch_kernel.runtime.tensor.rank.recorded import CheckedPrograms, NanCheck, RecordedProgram
@@ -48,7 +48,7 @@ class TensorExecutor(Actor):
 
     def __init__(self, engine: str, stream: str, together: int) -> None:
         runs_here(self)
-        device.keep_device(runs_one)
+        current_executor.keep_device(runs_one)
         share_cores(together)
         self.engine = engine
         self.stream = stream
@@ -215,7 +215,7 @@ class TensorExecutor(Actor):
         """
         assert program.standins is not None
         zeros = {
-            L[1 + k]: torch.zeros(size, dtype=dtype, device=device.of_rank())
+            L[1 + k]: torch.zeros(size, dtype=dtype, device=current_executor.of_rank())
             for k, (size, dtype) in enumerate(program.standins)
         }
         self.standing_in = failed
@@ -297,7 +297,7 @@ class TensorExecutor(Actor):
     def put(self, number: int, tensor: torch.Tensor, layout: Any) -> None:
         """Store a tensor, or, with a layout of a sharded mesh, this rank's part of it."""
         if layout is None:
-            self.store.values[number] = tensor.to(device.of_rank())
+            self.store.values[number] = tensor.to(current_executor.of_rank())
             return
         from monarch_kernel.runtime.tensor.sharded.rank.rules import rules_of
 

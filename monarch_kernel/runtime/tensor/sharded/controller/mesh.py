@@ -23,7 +23,7 @@ from monarch_kernel.runtime.tensor.sharded.controller.sharded_world import Shard
 from monarch_kernel.runtime.tensor.sharded.controller.target import KeepsMesh, ShardedMesh
 from monarch_kernel.runtime.tensor.sharded.controller.values import distribute as distribute_to
 from monarch_kernel.runtime.tensor.sharded.rank import sharing
-from monarch_kernel.runtime.tensor.training.controller.mesh_methods import TrainingMethods
+from monarch_kernel.runtime.tensor.training.mesh_methods import TrainingMethods
 
 #: Modules that ranks import once, before they are forked.
 PRELOAD = (
@@ -32,8 +32,8 @@ PRELOAD = (
     "torch.distributed.device_mesh",
     "torch._dynamo",  # otherwise DTensor's first operation imports it in each rank, which takes seconds
     "monarch_kernel.runtime.tensor.sharded.rank.sharing",
-    "monarch_kernel.runtime.tensor.training.rank.modules",
-    "monarch_kernel.runtime.tensor.training.rank.snapshots",
+    "monarch_kernel.runtime.tensor.training.rank",
+    "monarch_kernel.runtime.tensor.training.rank",
 )
 
 

@@ -11,7 +11,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.distributed.tensor.placement_types import Placement, Replicate
 from torch.utils._pytree import tree_map
 
-from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank import current_executor
 from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.rank.program import operation_of
 from monarch_kernel.runtime.tensor.sharded.rank.layout import of_part, part_of
@@ -29,9 +29,9 @@ def filled(key: Any, placements: Sequence[Placement], size: Sequence[int], dtype
     mesh = rules_of(here().store.extras).meshes[key]
     shape, _ = compute_local_shape_and_global_offset(torch.Size(size), mesh, placements)
     if value is None:
-        local = torch.empty(shape, dtype=dtype, device=device.of_rank())
+        local = torch.empty(shape, dtype=dtype, device=current_executor.of_rank())
     else:
-        local = torch.full(shape, value, dtype=dtype, device=device.of_rank())
+        local = torch.full(shape, value, dtype=dtype, device=current_executor.of_rank())
     return of_part(local, mesh, placements, size)
 
 
@@ -45,7 +45,7 @@ def drawn(key: Any, placements: Sequence[Placement], size: Sequence[int], dtype:
     mesh = rules.meshes[key]
     draw = torch.randn if normal else torch.rand
     shape, offsets = compute_local_shape_and_global_offset(torch.Size(size), mesh, placements)
-    local = torch.empty(shape, dtype=dtype, device=device.of_rank())
+    local = torch.empty(shape, dtype=dtype, device=current_executor.of_rank())
     rows = _rows_at_a_time(size)
     with rules.generator.active(local.device):
         if rows is None:
@@ -65,7 +65,7 @@ def drawn(key: Any, placements: Sequence[Placement], size: Sequence[int], dtype:
 def counted(key: Any, placements: Sequence[Placement], dtype: torch.dtype, bounds: tuple[Any, Any, Any]) -> DTensor:
     """Create ``torch.arange(*bounds)``."""
     mesh = rules_of(here().store.extras).meshes[key]
-    return part_of(torch.arange(*bounds, dtype=dtype, device=device.of_rank()), mesh, placements)
+    return part_of(torch.arange(*bounds, dtype=dtype, device=current_executor.of_rank()), mesh, placements)
 
 
 def made_whole(key: Any, name: str, args: Any, kwargs: dict[str, Any], random: bool) -> Any:
@@ -73,9 +73,9 @@ def made_whole(key: Any, name: str, args: Any, kwargs: dict[str, Any], random: b
     rules = rules_of(here().store.extras)
     mesh = rules.meshes[key]
     operation = operation_of(name)
-    kwargs = {**kwargs, "device": device.of_rank()} if "device" in kwargs else kwargs
+    kwargs = {**kwargs, "device": current_executor.of_rank()} if "device" in kwargs else kwargs
     if random:
-        with rules.generator.active(device.of_rank()):
+        with rules.generator.active(current_executor.of_rank()):
             made = operation(*args, **kwargs)
     else:
         made = operation(*args, **kwargs)
@@ -91,7 +91,7 @@ def _rows_at_a_time(size: Sequence[int]) -> int | None:
     for n in size[1:]:
         width *= n
     rows = max(1, DRAWN // max(width, 1) // BLOCK) * BLOCK
-    return rows if device.of_rank().type == "cpu" and size[0] >= 2 * rows else None
+    return rows if current_executor.of_rank().type == "cpu" and size[0] >= 2 * rows else None
 
 
 def _pieces(count: int, rows: int) -> list[tuple[int, int]]:

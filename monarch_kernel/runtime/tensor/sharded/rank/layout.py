@@ -11,7 +11,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank import current_executor
 from monarch_kernel.runtime.tensor.rank.program import written
 
 aten: Any = torch.ops.aten
@@ -34,7 +34,7 @@ def part_of(whole: torch.Tensor, mesh: Any, placements: Sequence[Placement]) -> 
     """
     if all(p.is_replicate() for p in placements):  # DTensor would copy non-contiguous tensors
         if whole.device.type != mesh.device_type:  # as DTensor does for sharded tensors
-            whole = whole.to(device.of_rank())
+            whole = whole.to(current_executor.of_rank())
         return dtensor_of(whole, mesh, placements, TensorMeta(whole.shape, whole.stride(), whole.dtype))
     made = distribute_tensor(whole.detach(), mesh, placements, src_data_rank=None)
     local = made._local_tensor

@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from monarch_kernel.runtime.actor.context import current_rank
 from monarch_kernel.runtime.actor.definition import Actor, endpoint
-from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank import current_executor
 from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.rank.offers import taken
 from monarch_kernel.runtime.tensor.rank.values import awaited_store, store_of
@@ -113,7 +113,7 @@ def share_mesh(key: Any, ranks: Sequence[int], sizes: Sequence[int], labels: Seq
     After a process group was formed again, the meshes of programs use the new group.
     """
     grid = torch.tensor(list(ranks)).view(*sizes)
-    made: Any = DeviceMesh(device.of_rank().type, grid, mesh_dim_names=tuple(labels))
+    made: Any = DeviceMesh(current_executor.of_rank().type, grid, mesh_dim_names=tuple(labels))
     known = rules().shared.setdefault(key, made)
     known._dim_group_names, known._pg_registry = made._dim_group_names, made._pg_registry
 

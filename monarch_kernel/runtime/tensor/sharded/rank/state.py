@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
-from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank import current_executor
 from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.sharded.rank.counts import count_redistributions, counts
 from monarch_kernel.runtime.tensor.sharded.rank.rules import OperationRules, rules_of
@@ -62,7 +62,7 @@ def make_mesh(key: Any, ranks: Sequence[int], sizes: Sequence[int], labels: Sequ
 
     All ranks of the world call this, including ranks outside of the mesh.
     """
-    of_rank = device.of_rank()
+    of_rank = current_executor.of_rank()
     if of_rank.type == "cuda":
         torch.cuda.set_device(of_rank)
     count_redistributions()

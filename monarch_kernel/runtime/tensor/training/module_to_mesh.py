@@ -25,10 +25,10 @@ from monarch_kernel.runtime.tensor.sharded.controller.mesh import Mesh, mesh_fro
 from monarch_kernel.runtime.tensor.sharded.controller.sharded_world import ShardedWorld
 from monarch_kernel.runtime.tensor.sharded.controller.target import ShardedMesh
 from monarch_kernel.runtime.tensor.sharded.controller.values import placements_of
-from monarch_kernel.runtime.tensor.training.controller.training_state import TrainingState
-from monarch_kernel.runtime.tensor.training.rank import modules
-from monarch_kernel.runtime.tensor.training.rank import snapshots as on_ranks
-from monarch_kernel.runtime.tensor.training.rank.modules import reduced
+from monarch_kernel.runtime.tensor.training import rank
+from monarch_kernel.runtime.tensor.training import rank as on_ranks
+from monarch_kernel.runtime.tensor.training.rank import reduced
+from monarch_kernel.runtime.tensor.training.training_state import TrainingState
 
 # Save and load modules and optimizers of a sharded mesh in a folder: ``save_checkpoint`` and ``load_checkpoint``.
 
@@ -232,7 +232,7 @@ class RemoteModule(torch.nn.Module):
             first = engine.next_value
             arguments = (self._key, target.key, function, tuple(labels.index(dim) for dim in dims), first)
             with engine.lock:
-                found = engine.ask(target, functools.partial(modules.build, *arguments))[0]
+                found = engine.ask(target, functools.partial(rank.build, *arguments))[0]
                 engine.next_value = first + len(found)
         assert count == 0
         for i, (name, learns, (size, stride, dtype)) in enumerate(found):
@@ -263,7 +263,7 @@ class RemoteModule(torch.nn.Module):
         With this, an optimizer can also live on the ranks, as an attribute of the module.
         """
         target = self._mesh._target
-        return target.engine.ask(target, functools.partial(modules.call, self._key, function, *args))
+        return target.engine.ask(target, functools.partial(rank.call, self._key, function, *args))
 
     def extra_repr(self) -> str:
         """Return the text for `repr`."""
@@ -283,7 +283,7 @@ class _Call(torch.autograd.Function):
         def shapes(key: int, size: int, *fakes: Any) -> Any:
             return like(*fakes), torch.zeros(())
 
-        result, ran = target.call(modules.forward, shapes, module._key, size, *inputs, key=("forward", module._key))
+        result, ran = target.call(rank.forward, shapes, module._key, size, *inputs, key=("forward", module._key))
         ctx.module, ctx.inputs, ctx.ran = module, inputs, ran
         return result
 
@@ -299,7 +299,7 @@ class _Call(torch.autograd.Function):
 
         found = iter(
             module._mesh._target.call(
-                modules.backward,
+                rank.backward,
                 alike,
                 module._key,
                 ctx.ran,
@@ -320,7 +320,7 @@ def _rebuilding(module: RemoteModule, arguments: tuple[Any, ...]) -> Callable[[]
         if living is not None:
             engine = living._mesh._target.engine
             ranks = set(living._mesh._target.ranks)
-            everywhere(engine, _on_some, ranks, functools.partial(modules.rebuild, *arguments))
+            everywhere(engine, _on_some, ranks, functools.partial(rank.rebuild, *arguments))
 
     return again
 
@@ -338,7 +338,7 @@ def _drop(engine: Any, target: Any, key: int) -> None:
     if living is None or mesh is None or mesh.error is not None or mesh.procs._stopped:
         return
     try:
-        living.ask_later(mesh, functools.partial(modules.drop, key))
+        living.ask_later(mesh, functools.partial(rank.drop, key))
     except Exception:  # its processes have ended
         pass
 

@@ -17,8 +17,8 @@ from monarch_kernel.runtime.actor.healing.healed import Healed
 from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
 from monarch_kernel.runtime.tensor.sharded.controller.sharded_world import ShardedWorld
-from monarch_kernel.runtime.tensor.training.controller.training_state import TrainingState
-from monarch_kernel.runtime.tensor.training.rank import snapshots as on_ranks
+from monarch_kernel.runtime.tensor.training import rank as on_ranks
+from monarch_kernel.runtime.tensor.training.training_state import TrainingState
 
 # Copies of the training state in the memory of the ranks, for restoring it after deaths of ranks: `Snapshots`.
 

@@ -1,1 +1,0 @@
-"""Monarch's import paths for parts of the tensor engine. The names are also in ``monarch_kernel.tensor``."""

@@ -1,1 +1,0 @@
-"""The interface of backends, and the backends that move bytes within one host."""

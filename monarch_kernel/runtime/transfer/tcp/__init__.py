@@ -1,1 +1,0 @@
-"""The TCP backend: connections, and their setup between two processes."""
