@@ -140,6 +140,14 @@ _LOADED_AT_FIRST_USE = {
 }
 #: Modules that are available as attributes after ``import monarch_kernel``, as in Monarch's package.
 _MODULES = frozenset({"builtins", "distributed", "exceptions", "timer"})
+#: How names of modules in the table of ``monarch_kernel.aliases`` begin.
+_WITHOUT_FILE = tuple(
+    f"monarch_kernel.{name}"
+    for name in (
+        *("builtins", "cached_remote_function", "common", "exceptions", "fetch", "gather_mount", "gradient", "memory"),
+        *("mesh_controller", "opaque_", "profiler", "python_local_mesh", "remotemount", "simulator", "timer", "tools"),
+    )
+)
 
 
 class _MonarchModules:
@@ -147,15 +155,16 @@ class _MonarchModules:
 
     @staticmethod
     def find_spec(fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Return the module's spec. The import system asks only for modules that have no file."""
-        if not fullname.startswith("monarch_kernel."):
+        """Return the module's spec."""
+        if not fullname.startswith(_WITHOUT_FILE):
             return None
         from monarch_kernel.aliases import public_module
 
         return public_module(fullname)
 
 
-sys.meta_path.append(_MonarchModules)
+# Before the finder of files: a folder without files, as an update leaves one with __pycache__, is a module to that.
+sys.meta_path.insert(0, _MonarchModules)
 
 
 def __getattr__(name: str) -> Any:

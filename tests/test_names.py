@@ -56,7 +56,6 @@ INTERNAL = {
     "OutsideError": "a cell or a command of the terminal shows its text",
     "PrefixTooLongError": "the rewriter of environments turns it into IncompatibleError",
     "WebhookError": "the report that is not posted has its text",
-    "CollectivesError": "a recording, a capture or a replay shows its text",
     "StepReplayed": "ends a replayed program, which must not catch it",
     "RecordsError": "a cell or a command of the terminal shows its text",
     "RequestError": "becomes an answer of the Debug Adapter Protocol",

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from monarch_kernel.aliases import _PUBLIC, PublicLoader
+
 ROOT = Path(__file__).resolve().parent.parent
 LISTED = [line for line in (Path(__file__).parent / "public_names.txt").read_text().split() if line]
 FACADES = sorted({line.partition(":")[0] for line in LISTED})
@@ -73,6 +75,12 @@ except ModuleNotFoundError as e:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert (done.stdout, done.stderr) == (f"No module named '{package}.common.nothing'\n", "")
+
+
+def test_the_package_knows_which_modules_have_no_file() -> None:
+    # An update of a checkout may leave an empty folder of that name, which is a module to the finder of files.
+    for path in _PUBLIC:
+        assert type(importlib.import_module(f"monarch_kernel.{path}").__loader__) is PublicLoader, path
 
 
 def test_a_name_means_the_same_in_every_facade() -> None:

@@ -134,7 +134,7 @@ def llms_txt(name: str, description: str, pages: Iterable[Page], subjects: dict[
     lines = [f"# {name}", "", f"> {description}"]
     part = None
     for page in pages:
-        top = page.ancestors[-1].title if page.ancestors else None
+        top = [*page.ancestors][-1].title if page.ancestors else None
         if top != part or page.is_homepage:
             part = top
             lines += ["", f"## {part or 'Start'}", ""]

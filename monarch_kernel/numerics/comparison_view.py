@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from monarch_kernel.display import styles
+from monarch_kernel.display import tables
 from monarch_kernel.display.charts import figure
 from monarch_kernel.display.quantities import few
 from monarch_kernel.display.tables import TableView, table_html, table_text
@@ -127,7 +127,7 @@ def _notes(comparison: Comparison) -> list[str]:
 
 def html(comparison: Comparison) -> str:
     """Render the verdict, the causes, folded consequences and the grid as HTML without scripts."""
-    bad = f"{styles.HEADLINE};{styles.BAD}" if comparison.equal is False else styles.HEADLINE
+    bad = f"{tables.HEADLINE};{tables.BAD}" if comparison.equal is False else tables.HEADLINE
     parts = [f'<div style="{bad}">{escape(sentence(comparison))}</div>']
     if comparison.causes:
         parts.append(table_html(_causes(comparison)))
@@ -138,13 +138,13 @@ def html(comparison: Comparison) -> str:
         if len(names) > _MOST_CONSEQUENCES:
             inside += f"<div>and {len(names) - _MOST_CONSEQUENCES:,} more</div>"
         parts.append(
-            f'<details><summary style="{styles.OPENS}">{escape(_folded(comparison))}</summary>{inside}</details>'
+            f'<details><summary style="{tables.OPENS}">{escape(_folded(comparison))}</summary>{inside}</details>'
         )
     elif comparison.causes:
-        parts.append(f'<div style="{styles.DIM}">{escape(_folded(comparison))}</div>')
+        parts.append(f'<div style="{tables.DIM}">{escape(_folded(comparison))}</div>')
     parts.append(grid(comparison))
-    parts += [f'<div style="{styles.DIM}">{escape(note)}</div>' for note in _notes(comparison)]
-    return f'<div style="{styles.VIEW}">{"".join(parts)}</div>'
+    parts += [f'<div style="{tables.DIM}">{escape(note)}</div>' for note in _notes(comparison)]
+    return f'<div style="{tables.VIEW}">{"".join(parts)}</div>'
 
 
 def grid(comparison: Comparison) -> str:
@@ -162,11 +162,11 @@ def grid(comparison: Comparison) -> str:
             kept.add(first.module)
         modules = [module for module in modules if module in kept]
     shown = steps[:_MOST_STEPS]
-    head = "".join(f'<th style="{styles.RIGHT}">{step}</th>' for step in shown)
+    head = "".join(f'<th style="{tables.RIGHT}">{step}</th>' for step in shown)
     rows: list[str] = []
     for module in modules:
         cells = "".join(_cell(comparison, module, step, first) for step in shown)
-        rows.append(f'<tr><td style="{styles.NAME};{styles.FONT}">{escape(module or "(the model)")}</td>{cells}</tr>')
+        rows.append(f'<tr><td style="{tables.NAME};{tables.FONT}">{escape(module or "(the model)")}</td>{cells}</tr>')
     legend = " ".join(
         f'<span style="background:{colour};padding:0 .7em;margin-right:.3em"></span>{meaning}&ensp;'
         for _, colour, meaning in _COLOURS
@@ -174,12 +174,12 @@ def grid(comparison: Comparison) -> str:
     notes = [f"{hidden:,} modules that differ less are not shown."] if hidden else []
     if len(steps) > len(shown):
         notes.append(f"Steps {few([str(step) for step in steps[len(shown) :]])} are not shown.")
-    note = "".join(f'<div style="{styles.DIM}">{escape(each)}</div>' for each in notes)
+    note = "".join(f'<div style="{tables.DIM}">{escape(each)}</div>' for each in notes)
     opened = " open" if comparison.differences else ""
     return (
-        f'<details{opened}><summary style="{styles.OPENS}">modules × steps</summary>'
-        f'<div style="{styles.DIM}">{legend}</div>'
-        f'<div style="max-height:420px;overflow:auto"><table><thead><tr><th style="{styles.LEFT}">module \\ step</th>'
+        f'<details{opened}><summary style="{tables.OPENS}">modules × steps</summary>'
+        f'<div style="{tables.DIM}">{legend}</div>'
+        f'<div style="max-height:420px;overflow:auto"><table><thead><tr><th style="{tables.LEFT}">module \\ step</th>'
         f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>{note}</details>"
     )
 
