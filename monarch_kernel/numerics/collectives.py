@@ -2,8 +2,9 @@
 
 Every collective reaches a `c10d` operator of PyTorch's dispatcher, whether Python calls it, a functional collective or
 a DTensor, or C++ (the reducer of DDP, FSDP2, compiled graphs). This module puts kernels of its own before those of the
-backends. So it also sees groups that existed before, and changes neither groups nor programs. The kernels are installed
-with the first callback and removed with the last.
+backends, at the key `BackendSelect`, to which each operator is dispatched first. So it also sees groups that existed
+before, and changes neither groups nor programs. The kernels are installed with the first callback and removed with the
+last.
 
 `observe` reports collectives that run. `answer` runs none: a callback fills the results instead, which is how a replay
 needs no other process.
@@ -46,7 +47,8 @@ _KINDS = {
     "recv_": "recv",
     "recv_any_source_": "recv",
 }
-_BACKENDS = ("CPU", "CUDA", "XPU", "PrivateUse1", "SparseCPU", "SparseCUDA")
+# Dispatch keys of backends, in the dispatcher's order.
+_BACKENDS = ("SparseCUDA", "SparseCPU", "PrivateUse1", "XPU", "CUDA", "CPU")
 # Arguments of the operators that hold the tensors.
 _IN_PLACE = "tensors"
 _INPUTS = ("input_tensors", "input_tensor", "inputs", "input", "input_list")
@@ -207,9 +209,7 @@ class _Interceptor:
             # PyTorch warns of each kernel that takes another's place, which is what happens here, and is undone.
             warnings.simplefilter("ignore")
             for name in _KINDS:
-                for backend in _BACKENDS:
-                    if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", backend):
-                        library.impl(name, self._kernel(name, backend), backend, with_keyset=True)
+                library.impl(name, self._kernel(name), "BackendSelect", with_keyset=True)
         self._library = library
 
     def _uninstall_if_unused(self) -> None:
@@ -217,9 +217,15 @@ class _Interceptor:
             self._library._destroy()
             self._library = None
 
-    def _kernel(self, name: str, backend: str) -> Callable[..., Any]:
-        original = torch.library.get_kernel(f"c10d::{name}", backend)
+    def _kernel(self, name: str) -> Callable[..., Any]:
+        operator = getattr(torch.ops.c10d, name).default
+        backends = [torch._C.DispatchKey.__members__[each] for each in _BACKENDS]
         arguments = [(each.name, each.default_value) for each in torch._C._get_schema(f"c10d::{name}", "").arguments]
+
+        def run(keyset: Any, values: tuple[Any, ...]) -> Any:
+            # Unlike `call_boxed`, this releases the GIL. A thread of gloo holds the lock of its queue while it frees
+            # tensors, for which it may need the GIL, so a caller that waits for that lock must not hold it.
+            return operator._op_dk(next((key for key in backends if keyset.has(key)), backends[-1]), *values)
 
         def kernel(keyset: Any, *values: Any) -> Any:
             named: dict[str, Any] = dict(arguments[len(values) :])
@@ -231,7 +237,7 @@ class _Interceptor:
                 return _answered(name, named)
             observers = self._observers
             if not observers:
-                return original.call_boxed(keyset, *values)
+                return run(keyset, values)
             collective = self._describe(name, named)
             for each in observers:
                 self._call(each, each.started, collective)
@@ -240,7 +246,7 @@ class _Interceptor:
                     tuple(each.clone() for each in collective.inputs) if any(e.keep_inputs for e in observers) else ()
                 )
                 collective = replace(collective, inputs=kept)
-            result = original.call_boxed(keyset, *values)
+            result = run(keyset, values)
             return self._when_complete(result, named, lambda: self._finished(observers, collective))
 
         return kernel

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from monarch_kernel.numerics import collectives  # noqa: E402
 from monarch_kernel.numerics.collectives import Collective, CollectivesError, answer, observe  # noqa: E402
 from tests.numerics.ranks import run_ranks  # noqa: E402
+from tests.waiting import patience  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -165,6 +168,33 @@ def failing_twice(rank: int) -> tuple[list[str], list[str]]:
 def test_errors_of_collectives_are_the_programs(tmp_path: Path) -> None:
     for unobserved, observed in run_ranks(failing_twice, 2, tmp_path):
         assert len(unobserved) == 3 and observed == unobserved
+
+
+def blocking(rank: int) -> bool:
+    store = dist.distributed_c10d._get_default_store()
+    store.set_timeout(timedelta(seconds=patience(20)))
+    begun = threading.Event()
+
+    def work() -> None:
+        begun.wait()
+        for _ in range(1000):  # each of them lets the other thread have the GIL
+            store.add("number", 1)
+        store.set("worked", "")
+
+    if rank == 1:
+        store.wait(["worked"])
+        dist.monitored_barrier()
+        return True
+    worker = threading.Thread(target=work)
+    worker.start()
+    with observe(None, lambda _: begun.set()):
+        dist.monitored_barrier()  # ends once the other thread has worked
+    worker.join()
+    return True
+
+
+def test_other_threads_run_while_a_collective_blocks(tmp_path: Path) -> None:
+    assert run_ranks(blocking, 2, tmp_path) == [True, True]
 
 
 def answered(rank: int) -> tuple[list[float], list[float], list[Any]]:
