@@ -369,11 +369,11 @@ def test_an_interrupt_that_the_ranks_have_answered_does_not_come_again(mesh: Ker
     # As if the press came while a message was sent: the handler runs again later, here after the ranks have answered.
     mesh.ok(
         "import time\n"
-        "from monarch_kernel.kernel.interrupts import sigint_handler, sigint_monitor\n"
-        "before = sigint_handler._sends_or_receives, sigint_monitor.RETRY_AFTER\n"
+        "from monarch_kernel.kernel.interrupts import sigint_handler\n"
+        "before = sigint_handler._sends_or_receives, sigint_handler.RETRY_AFTER\n"
         "answers = iter([True])\n"
         "sigint_handler._sends_or_receives = lambda frame: next(answers, False)\n"
-        "sigint_monitor.RETRY_AFTER = 0.5"
+        "sigint_handler.RETRY_AFTER = 0.5"
     )
     cell = mesh.send(
         "try:\n"
@@ -386,7 +386,7 @@ def test_an_interrupt_that_the_ranks_have_answered_does_not_come_again(mesh: Ker
     bell.wait(4)
     mesh.interrupt()
     outcome = cell.wait()
-    mesh.ok("sigint_handler._sends_or_receives, sigint_monitor.RETRY_AFTER = before")
+    mesh.ok("sigint_handler._sends_or_receives, sigint_handler.RETRY_AFTER = before")
     assert outcome.stdout == "MeshCellInterrupt\ncalm used\n", outcome
 
 

@@ -95,7 +95,7 @@ class LazyShell:
         if self._shell is None:
             return
         if "comm" in sys.modules:
-            from monarch_kernel.kernel.rank.rank_shell import update_texts
+            from monarch_kernel.kernel.rank.rank_comms import update_texts
 
             update_texts()
         self._shell.events.trigger("post_execute")
@@ -131,14 +131,14 @@ def show_bundle(
         result: show it as the cell's value.
     """
     if VIEW_MIME in data and display_id is None and "comm" in sys.modules:
-        from monarch_kernel.kernel.rank.rank_shell import note_shown
+        from monarch_kernel.kernel.rank.rank_comms import note_shown
 
         display_id = note_shown(data[VIEW_MIME].get("model_id"), data, metadata)
     cell_streams.emit_display(data, metadata, display_id=display_id, update=update, result=result)
 
 
 def _use_comms(_module: Any) -> None:
-    from monarch_kernel.kernel.rank.rank_shell import use
+    from monarch_kernel.kernel.rank.rank_comms import use
 
     use()
 

@@ -28,7 +28,7 @@ def look_up(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 def receive_comm(number: str, kind: str, content: dict[str, Any], buffers: list[bytes]) -> bool:
     """Pass a message of the front end to a widget of this rank; returns whether it exists."""
-    from monarch_kernel.kernel.rank.rank_shell import receive
+    from monarch_kernel.kernel.rank.rank_comms import receive
 
     return receive(number, kind, content, buffers)
 

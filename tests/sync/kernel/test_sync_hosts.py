@@ -62,8 +62,8 @@ def test_an_interrupt_changes_nothing(kernel: Kernel, project: Project) -> None:
     trees = "w/*/slots/tree-*/**/load.py"
     wait_until(lambda: len(list(project.store.glob(trees))) == 2, "the tree that the next sync changes is there")
     project.write("model.py", "VERSION = 'second'\n")
-    kernel.ok("from workspace_sync.transfer import agent")
-    pids = kernel.ok("[pid for link in agent._agents.values() for pid in link.procs.pids().values()]").text
+    kernel.ok("from workspace_sync.transfer import host_work")
+    pids = kernel.ok("[pid for link in host_work._agents.values() for pid in link.procs.pids().values()]").text
     [agent] = [int(pid) for pid in re.findall(r"\d+", pids)]
     os.kill(agent, signal.SIGSTOP)
     try:
