@@ -79,7 +79,7 @@ def train(rank: int, program: str, number: str, steps: int, record_in: str, pert
         if record_in:
             folder = Path(record_in)
             options: dict[str, Any] = {"full": True, "perturb": perturb, "placements": placements, "folder": folder}
-            stack.enter_context(common.in_turn(lambda: record(folder.name, model, optimizer, steps=steps, **options)))
+            stack.enter_context(record(folder.name, model, optimizer, steps=steps, **options))
         else:
             stack.enter_context(rules(every=1, placements=placements, report=broken.append))
         for step in range(steps):

@@ -363,7 +363,7 @@ class _RankFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
         self._fd = self._folder.open_file(name, flags)
         if rank == 0 or _DESCRIPTION not in self._folder.names():
-            self._folder.replace(_DESCRIPTION, json.dumps(description, indent=1).encode())
+            self._folder.replace(_DESCRIPTION, json.dumps(description, indent=1).encode(), writer=f".{rank}")
 
     def _discard(self, world_size: int) -> None:
         """Remove files of an earlier recording: those of this rank; at rank 0, also those of ranks beyond the world."""

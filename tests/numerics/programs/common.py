@@ -8,12 +8,11 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-T = TypeVar("T")
 Optimizer = torch.optim.Optimizer
 BuildModel = Callable[[str], torch.nn.Module]
 BuildOptimizer = Callable[[torch.nn.Module, str], Optimizer]
@@ -100,16 +99,6 @@ def begin(build_model: BuildModel, build_optimizer: BuildOptimizer, bug: str) ->
     return model, optimizer
 
 
-def in_turn(function: Callable[[], T]) -> T:
-    """Call a function on rank 0 first, and then on the others; it must not call collectives."""
-    if rank() > 0:
-        dist.barrier()
-    result = function()
-    if dist.is_initialized() and rank() == 0:
-        dist.barrier()
-    return result
-
-
 def main(
     program: str,
     build_model: BuildModel,
@@ -148,7 +137,7 @@ def main(
 
             folder = Path(found.record)
             options = {"full": True, "perturb": found.perturb, "placements": placements, "folder": folder}
-            stack.enter_context(in_turn(lambda: record(folder.name, model, optimizer, steps=found.steps, **options)))
+            stack.enter_context(record(folder.name, model, optimizer, steps=found.steps, **options))
         if found.rules:
             from monarch_kernel.numerics.rules import rules
 
