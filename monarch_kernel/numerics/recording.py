@@ -24,6 +24,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from hashlib import blake2b
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -834,6 +835,11 @@ def record(
         raise ValueError(f"keep={keep}: it is a fraction above 0, and at most 1")
     if model is not None and not isinstance(model, nn.Module):
         raise TypeError(f"the model is {type(model).__name__}, not a torch.nn.Module")
+    if full and find_spec("safetensors") is None:
+        raise ImportError(
+            f"to keep tensors (full), a recording needs the package safetensors, which {sys.prefix} lacks: "
+            "pip install safetensors there"
+        )
     own_rank, own_size = rank_and_size()
     return StepRecorder(
         name,
