@@ -8,7 +8,6 @@ user's own checkout is not touched.
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from monarch_kernel import programs
 from monarch_kernel.display.tables import AsReport, TableView, table_html, table_text
 from monarch_kernel.numerics.alignment import Run
 from monarch_kernel.numerics.comparison import AlignmentError, Comparison, compare_runs
@@ -193,7 +193,7 @@ def _commits(folder: Path, good: str, bad: str) -> list[Commit]:
     lines = [line for line in listed.splitlines() if "\t" in line]
     commits = [Commit(*line.split("\t", 1)) for line in lines]
     first = Commit(names[0], _git(folder, "log", "-1", "--format=%s", names[0]))
-    is_before = subprocess.run(
+    is_before = programs.run(
         ["git", "-C", str(folder), "merge-base", "--is-ancestor", *names],
         capture_output=True,
         check=False,
@@ -206,7 +206,7 @@ def _commits(folder: Path, good: str, bad: str) -> list[Commit]:
 
 def _git(folder: Path, *words: str) -> str:
     try:
-        done = subprocess.run(
+        done = programs.run(
             ["git", "-C", str(folder), *words], capture_output=True, text=True, check=False, timeout=_GIT
         )
     except FileNotFoundError:

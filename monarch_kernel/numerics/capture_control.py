@@ -10,12 +10,12 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from monarch_kernel import programs
 from monarch_kernel.debugger.controller.query import ask
 from monarch_kernel.meshes import format_ranks
 from monarch_kernel.numerics.control import (
@@ -196,14 +196,12 @@ def run_replay(name: str, ranks: Sequence[int] | None, program: Sequence[str], s
         say: called with each line of output.
     """
     which = ["--all"] if ranks is None else ["--rank", str(ranks[0])]
-    words = [sys.executable, "-m", "monarch_kernel", "replay", *which, name, *(["--", *program] if program else [])]
-    process = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
-    )
+    words = [*programs.own_command(), "replay", *which, name, *(["--", *program] if program else [])]
+    process = programs.start(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            say(line.rstrip("\n"))
+            say(line.decode(errors="replace").rstrip("\n"))
         return process.wait()
     finally:
         process.kill()  # after an interrupt

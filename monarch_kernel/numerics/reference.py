@@ -17,7 +17,6 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
 import sys
 import warnings
 from collections import defaultdict
@@ -26,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from monarch_kernel import programs
 from monarch_kernel.numerics.alignment import Run, clusters, count, exact
 from monarch_kernel.numerics.comparison import Comparison, compare_runs
 
@@ -178,13 +178,13 @@ def reference_of(
         "paths": [str(path) for path in dict.fromkeys((builder.file.parent, root))],
         "runs": [[str(folder), number] for folder, number in zip(folders, units, strict=True)],
     }
-    done = subprocess.run(
+    done = programs.run(
         [sys.executable, "-m", __name__],
         input=json.dumps(order),
         capture_output=True,
         text=True,
         env=environment,
-        cwd=root,
+        cwd=str(root),
         check=False,
     )
     if done.returncode:

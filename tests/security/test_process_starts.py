@@ -42,8 +42,9 @@ ELSEWHERE = {
 }
 SHELLS = re.compile(r"(.*/)?(ba|da|z|k)?sh")
 #: Who quotes for a shell beside ``launchers/scripts.py``, and what: lines of a notebook's magics, which no shell gets;
-#: what a shell completes; a command line in an error.
+#: what a shell completes; a command line in an error; commands that are shown, to be typed.
 QUOTING = {
+    "monarch_kernel/cli/doctor.py",
     "monarch_kernel/launchers/scripts.py",
     "monarch_kernel/kernel/views.py",
     "monarch_kernel/cli/completion.py",
