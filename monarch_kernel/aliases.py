@@ -159,6 +159,16 @@ _PUBLIC: dict[str, dict[str, str]] = {
 }
 
 
+def origins_of(fullname: str) -> dict[str, tuple[str, str]]:
+    """Return for each name of a module of ``_PUBLIC`` the module that defines it, and its name there; else nothing."""
+    origins: dict[str, tuple[str, str]] = {}
+    for owner, names in _PUBLIC.get(fullname.removeprefix(_OURS + "."), {}).items():
+        for name in names.split():
+            theirs, _, ours = name.partition("=")
+            origins[theirs] = (owner if owner.startswith("workspace_sync") else f"{_OURS}.{owner}", ours or theirs)
+    return origins
+
+
 class PublicLoader:
     """Loads a module of ``_PUBLIC``. The module loads the module that defines a name when the name is first used."""
 
@@ -167,11 +177,7 @@ class PublicLoader:
 
     def exec_module(self, module: types.ModuleType) -> None:
         path = module.__name__
-        origins: dict[str, tuple[str, str]] = {}
-        for owner, names in _PUBLIC[path.removeprefix(_OURS + ".")].items():
-            for name in names.split():
-                theirs, _, ours = name.partition("=")
-                origins[theirs] = (owner if owner.startswith("workspace_sync") else f"{_OURS}.{owner}", ours or theirs)
+        origins = origins_of(path)
 
         def load(name: str) -> object:
             if f"{path}.{name}".removeprefix(_OURS + ".") in _PUBLIC:

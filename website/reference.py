@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from monarch_kernel import __main__ as command_line
+from monarch_kernel.aliases import origins_of
 from monarch_kernel.kernel.magics import arguments
 from monarch_kernel.kernel.magics.dispatch import FUNCTIONS, TOPICS
 from monarch_kernel.kernel.magics.mesh_magics import MeshMagics
@@ -37,6 +38,7 @@ FACADES = {
     "monarch_kernel.config": "settings of a process",
     "monarch_kernel.errors": "all exceptions",
     "monarch_kernel.fetch": "values of ranks",
+    "monarch_kernel.numerics": "recordings of training steps, comparisons, rules, captures and replays",
     "monarch_kernel.memory": "memory of tensors on ranks",
     "monarch_kernel.profiler": "profiles of tensor programs",
     "monarch_kernel.random": "random number generators of ranks",
@@ -228,7 +230,9 @@ def api_pages() -> list[GeneratedPage]:
     for facade, subject in FACADES.items():
         names = [name for line in listed for owner, _, name in [line.partition(":")] if owner == facade]
         text = f"# {facade}\n\n{_sentence(subject)}\n\n"
+        origins = origins_of(facade)  # of a module without a file
         for name in names:
-            text += f"::: {facade}.{name}\n\n"
+            owner, there = origins.get(name, (facade, name))
+            text += f"::: {owner}.{there}\n\n"
         pages.append(GeneratedPage(f"api/{facade.partition('.')[2]}.md", facade, subject, text))
     return pages

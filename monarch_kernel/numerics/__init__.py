@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from monarch_kernel.numerics.rules import rule
     from monarch_kernel.numerics.step_capture import capture
     from monarch_kernel.numerics.step_replay import replay
-    from monarch_kernel.numerics.summaries import Shard
+    from monarch_kernel.numerics.summaries import Replicate, Shard
 
-__all__ = ["Recording", "Shard", "capture", "compare", "record", "replay", "rule"]
+__all__ = ["Recording", "Replicate", "Shard", "capture", "compare", "record", "replay", "rule"]
 
 _MODULES = {
     "Recording": "recording",
+    "Replicate": "summaries",
     "Shard": "summaries",
     "capture": "step_capture",
     "compare": "comparison",

@@ -190,7 +190,7 @@ def folder_of(name: str, folder: str | os.PathLike[str] | None = None) -> str:
 # -- reading -----------------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Recording:
     """A recording on disk.
 
@@ -208,6 +208,11 @@ class Recording:
     ranks: tuple[int, ...]
     ends: dict[int, str] = field(default_factory=dict[int, str])
     _entries: list[Entry] | None = None
+
+    def __repr__(self) -> str:
+        steps = f"{self.steps} step{'s' * (self.steps != 1)}"
+        ranks = f"{len(self.ranks)} rank{'s' * (len(self.ranks) != 1)}"
+        return "\n".join([f"Recording {self.name}: {steps} of {ranks}, in {self.folder}", *self.notes])
 
     @classmethod
     def open(cls, name: str | os.PathLike[str]) -> Recording:

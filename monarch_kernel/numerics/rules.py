@@ -558,7 +558,9 @@ class RuleCheck(Subscriber):
         found = f"{len(self.broken)} broken" if self.broken else "no rule broken"
         exchange = self._exchange
         across = ""
-        if exchange is None or not exchange.reaches_others:
+        if exchange is None:  # no step has begun
+            pass
+        elif not exchange.reaches_others:
             across = "; rules across ranks need a process group, which there is not"
         elif exchange.missing:
             across = f"; not compared: {exchange.missing[-1]}"
