@@ -27,6 +27,7 @@ FACADES = sorted({line.partition(":")[0] for line in LISTED})
 # Façades that use one name for different things: each follows Monarch's module of that name, or its own subject.
 DIFFERENT = {
     "attach": "actor.attach takes the address of a worker, meshes.attach the name of a kept mesh",
+    "capture": "numerics.capture is of a training step; errors.capture is that of Monarch, of an exception",
     "configure": "config.configure changes settings of the runtime, rdma.configure those of the data plane",
     "Group": "debug.Group is a group of stopped ranks, spmd.Group a process group",
     "heal_mesh": "the package's own is a thin function, so that importing it costs little",

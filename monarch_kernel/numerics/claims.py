@@ -323,7 +323,7 @@ class Exchange:
         self._store, self._rank, self._size, self._deadline = store, rank, size, deadline
         self._prefix = f"{_PREFIX}/{session}"
         self._report = report
-        self._queue: queue.Queue[tuple[str, int, _Message] | None] = queue.Queue()
+        self._queue: queue.Queue[tuple[str, int, _Message, bool] | None] = queue.Queue()
         self._judge = Judge()
         self._own: list[BrokenRule] = []  # seen by this rank, and not sent yet
         self._silent: set[int] = set()
@@ -333,6 +333,7 @@ class Exchange:
         self._latest = ""  # the key of the step judged last
         self._verdicts: list[BrokenRule] = []
         self._joint = False
+        self._was_joint = False  # when this rank last sent claims
         self._reported: set[tuple[str, tuple[str, ...], str]] = set()
         self._over = threading.Event()
         self.missing: list[str] = []
@@ -353,13 +354,15 @@ class Exchange:
         """Keep broken rules that this rank sees by itself for the next `send`."""
         self._own += broken
 
-    def send(self, key: str, step: int, claims: Sequence[Claim]) -> None:
+    def send(self, key: str, step: int, claims: Sequence[Claim], waits: bool = True) -> None:
         """Hand over this rank's claims about a step, and what it kept; returns at once.
 
         Args:
             key: names the step, the same on all ranks: a word and a number that grows, such as "step 20".
             step: the index of the step, for messages.
             claims: of this rank.
+            waits: whether this rank waits for the verdicts. Where rank 0 does not, no rank gets any for this step: it
+                alone would stop.
         """
         message = _Message(list(claims), self._own)
         self._own = []
@@ -367,12 +370,18 @@ class Exchange:
             self._conclude([*_merged({self._rank: message}), *self._judge.judge(step, {self._rank: claims})])
             self.compared += 1
             return
-        self._queue.put((key, step, message))
+        self._queue.put((key, step, message, waits))
+        self._was_joint = self._joint
 
     @property
     def is_joint(self) -> bool:
-        """Whether rank 0 has compared a step of all ranks already, so that they check the same steps."""
-        if self._rank != 0 and not self._joint and self._store is not None:
+        """Whether rank 0 has compared a step of all ranks already, so that they check the same steps.
+
+        Rank 0 says so one step later than it knows it: then the other ranks have found it in the store, too.
+        """
+        if self._rank == 0:
+            return self._was_joint
+        if not self._joint and self._store is not None:
             self._joint = self._store.check([f"{self._prefix}/{_JOINT}"])
         return self._joint
 
@@ -394,7 +403,7 @@ class Exchange:
         if self._thread is None:
             self._conclude(_merged({self._rank: _Message([], self._own)}))
         else:
-            self._queue.put((_END, -1, _Message([], self._own)))
+            self._queue.put((_END, -1, _Message([], self._own), False))
             self._queue.put(None)
             self._thread.join(seconds)
         self._own = []
@@ -404,10 +413,10 @@ class Exchange:
 
     def _run(self) -> None:
         while not self._over.is_set() and (taken := self._queue.get()) is not None:
-            key, step, message = taken
+            key, step, message, waits = taken
             try:
                 if self._rank == 0:
-                    self._decide(key, step, message)
+                    self._decide(key, step, message, waits)
                 else:
                     if not self._begins:
                         self._begins[self._rank] = key
@@ -418,7 +427,7 @@ class Exchange:
                     self.missing.append(f"step {step}: {type(error).__name__}: {error}")
                 self._over.set()
 
-    def _decide(self, key: str, step: int, message: _Message) -> None:
+    def _decide(self, key: str, step: int, message: _Message, waits: bool) -> None:
         """Judge the claims of all ranks; those that have not come before the deadline are left out."""
         until = time.monotonic() + (self._deadline if step >= 0 else min(self._deadline, _LAST_WORDS))
         messages = {0: message}
@@ -456,7 +465,8 @@ class Exchange:
             self._verdicts = [*self._verdicts, *found][-_KEPT:]
             self._latest = key
             self._decided.notify_all()
-        self._store.set(f"{self._prefix}/{key}/verdicts", json.dumps([asdict(each) for each in self._verdicts]))
+        sent = self._verdicts if waits else []
+        self._store.set(f"{self._prefix}/{key}/verdicts", json.dumps([asdict(each) for each in sent]))
         self._written.append(f"{self._prefix}/{key}/verdicts")
         for old in self._written[:-2]:  # all ranks have sent claims about a later step
             self._store.delete_key(old)

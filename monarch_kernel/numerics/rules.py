@@ -771,9 +771,10 @@ class RuleCheck(Subscriber):
                 f"step {step.number}: nothing tells which steps of the ranks are the same; use rules() in the program"
             )
         if key is not None:
-            exchange.send(key, step.number, claims)
             # Before ranks of a running job check the same steps, waiting for each other would hold the job.
-            if self.stop and step.size > 1 and not exchange.missing and (not self._late or exchange.is_joint):
+            waits = self.stop and step.size > 1 and not exchange.missing and (not self._late or exchange.is_joint)
+            exchange.send(key, step.number, claims, waits)
+            if waits:
                 answer = exchange.verdicts(key, self._deadline)
                 if answer is None:
                     exchange.missing.append(f"step {step.number}: no verdict within {self._deadline:g} s")

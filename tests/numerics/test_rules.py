@@ -204,7 +204,11 @@ def test_a_rank_that_begins_later_is_not_waited_for() -> None:
     ranks[0].send("collective 20", 1, [])
     ranks[1].send("collective 20", 0, [])
     assert ranks[0].verdicts("collective 20", 20) == []
-    assert ranks[0].is_joint and ranks[1].is_joint and not ranks[0].missing and ranks[0].compared == 1
+    assert ranks[1].is_joint and not ranks[0].is_joint and not ranks[0].missing and ranks[0].compared == 1
+    # Rank 0 waits one step later, when the others surely do: whoever stops alone would block the others.
+    ranks[0].send("collective 30", 2, [], waits=False)
+    ranks[1].send("collective 30", 1, [])
+    assert ranks[0].is_joint and ranks[1].verdicts("collective 30", 20) == []
     for each in reversed(ranks):
         each.end()
 
