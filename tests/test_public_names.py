@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_kernel.aliases import _PUBLIC, PublicLoader
+from monarch_kernel.aliases import _PRIVATE, _PUBLIC, PublicLoader
 
 ROOT = Path(__file__).resolve().parent.parent
 LISTED = [line for line in (Path(__file__).parent / "public_names.txt").read_text().split() if line]
@@ -76,6 +76,15 @@ except ModuleNotFoundError as e:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert (done.stdout, done.stderr) == (f"No module named '{package}.common.nothing'\n", "")
+
+
+def test_the_private_names_of_monarch_are_where_the_table_says() -> None:
+    for module, places in _PRIVATE.items():
+        for place in places:
+            owner, _, renamed = place.partition(":")
+            found = importlib.import_module(f"monarch_kernel.{owner}" if owner else "monarch_kernel")
+            theirs, _, ours = renamed.partition("=")
+            assert not renamed or hasattr(found, ours or theirs), f"{module}: {place}"
 
 
 def test_the_package_knows_which_modules_have_no_file() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from monarch_kernel.protocol.messages import WIRE_VERSION
 from tests.installs.conftest import ROOT, Environment, build_wheel, clean, install
 from tests.waiting import patience
 
@@ -237,7 +238,7 @@ def test_a_wire_that_is_not_spoken_is_refused(
     subprocess.run([str(versions.old.parent / "monarch-kernel"), "keys", str(key)], check=True, capture_output=True)
     with worker(far, there, key) as url:
         said = run(near, here, ATTACH.format(url=url, key=str(key)).partition("---")[0] + "hosts.initialized.get(60)")
-    wires = ("10", "11") if older == "controller" else ("11", "10")
+    wires = ("10", str(WIRE_VERSION)) if older == "controller" else (str(WIRE_VERSION), "10")
     assert re.search(
         rf"ERROR .*speaks wire version {wires[0]} .* speaks {wires[1]} .*: install the .* on all hosts", said
     )
