@@ -6,7 +6,6 @@ the files of other hosts. The functions below `# -- on ranks` run in the ranks, 
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import subprocess
@@ -22,18 +21,20 @@ from monarch_kernel.numerics.control import (
     ANSWER,
     BEGIN,
     PERIOD,
+    Files,
     NumericsError,
-    _is_same,
-    _runs_user_code,
     ask_all,
+    fetch,
+    files_in,
+    part_of,
     problem_of,
+    rank_in_mesh,
+    runs_user_code,
 )
-from monarch_kernel.private_files import PrivateFolder, written_whole
 
 if TYPE_CHECKING:
     from monarch_kernel.numerics.step_capture import Capture
 
-_PART = 1 << 22  # bytes of a file that a rank sends at once
 _FILES = re.compile(r"rank_\d{5}\.(?:json|safetensors)")
 
 
@@ -56,7 +57,7 @@ class CaptureState:
         state, reason, size, seconds: as in `Capture`.
         rank: the rank that its files are named after.
         host, folder: where they are.
-        files: the files: name, size, device and inode.
+        files: the files.
     """
 
     running: bool
@@ -67,7 +68,7 @@ class CaptureState:
     rank: int
     host: str
     folder: str
-    files: tuple[tuple[str, int, int, int], ...] = ()
+    files: Files = ()
 
 
 class MeshCapture:
@@ -149,21 +150,13 @@ class MeshCapture:
                 lines.append(f"[{rank}] {state.state}" + (f": {state.reason}" if state.reason else ""))
                 continue
             written += 1
-            for file, size, device, inode in state.files:
-                if not _is_same(os.path.join(folder, file), device, inode):
-                    self._fetch(rank, file, size, folder)
+            fetch(self.mesh, rank, read_capture_here, self.name, state.files, folder)
             lines.append(f"[{rank}] {megabytes(state.size)} in {state.seconds:.1f} s: {state.reason}")
         problem = problem_of(answers)
         lines += [problem] if problem else []
         if not written:
             raise NumericsError(f"no rank has captured a step: {'; '.join(lines)}")
         return f"Captured in {folder}:\n" + "\n".join(lines)
-
-    def _fetch(self, rank: int, file: str, size: int, folder: str) -> None:
-        with PrivateFolder.made(folder), written_whole(os.path.join(folder, file)) as out:
-            for offset in range(0, max(size, 1), _PART):
-                found = ask_all(self.mesh, read_capture_here, self.name, file, offset, ranks=[rank], timeout=ANSWER)
-                out.write(found[rank])
 
 
 def start(
@@ -224,14 +217,9 @@ _captures: dict[str, Capture] = {}
 
 def arm_capture_here(name: str, options: CaptureOptions) -> CaptureState:
     """Prepare a capture in this process."""
-    from monarch_kernel.debugger.rank.rank_debugger import rank_of
-    from monarch_kernel.numerics.recording import rank_and_size
     from monarch_kernel.numerics.step_capture import capture
 
-    rank, size = rank_and_size()
-    if size == 1:
-        _, rank, extent = rank_of()
-        size = extent.nelements
+    rank, size = rank_in_mesh()
     former = _captures.pop(name, None)
     if former is not None:
         former.end()
@@ -241,7 +229,7 @@ def arm_capture_here(name: str, options: CaptureOptions) -> CaptureState:
         on_error=options.on_error,
         on_nan=options.on_nan,
         replace=options.replace,
-        after_step=_runs_user_code(),
+        after_step=runs_user_code(),
         rank=rank,
         world_size=size,
     )
@@ -251,15 +239,13 @@ def arm_capture_here(name: str, options: CaptureOptions) -> CaptureState:
 def capture_state_here(name: str) -> CaptureState:
     """Return the state of a capture."""
     found = _capture(name)
-    files: list[tuple[str, int, int, int]] = []
+    files: Files = ()
     if found.state == "written":
-        with PrivateFolder.open(found.folder) as folder:
-            for file in folder.names():
-                if _FILES.fullmatch(file) and int(file[5:10]) == found.rank:
-                    about = os.stat(file, dir_fd=folder.fd, follow_symlinks=False)
-                    files.append((file, about.st_size, about.st_dev, about.st_ino))
+        files = files_in(
+            found.folder, lambda file: _FILES.fullmatch(file) is not None and int(file[5:10]) == found.rank
+        )
     return CaptureState(
-        running=_runs_user_code(),
+        running=runs_user_code(),
         state=found.state,
         reason=found.reason,
         size=found.size,
@@ -267,7 +253,7 @@ def capture_state_here(name: str) -> CaptureState:
         rank=found.rank,
         host=socket.gethostname(),
         folder=found.folder,
-        files=tuple(files),
+        files=files,
     )
 
 
@@ -275,12 +261,7 @@ def read_capture_here(name: str, file: str, offset: int) -> bytes:
     """Return a part of a file of a capture."""
     if not _FILES.fullmatch(file):
         raise ValueError(f"{file!r} is not a file of a capture")
-    with PrivateFolder.open(_capture(name).folder) as folder:
-        fd = folder.open_file(file, os.O_RDONLY)
-        try:
-            return os.pread(fd, _PART, offset)
-        finally:
-            os.close(fd)
+    return part_of(_capture(name).folder, file, offset)
 
 
 def stop_capture_here(name: str) -> None:

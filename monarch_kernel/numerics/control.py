@@ -20,7 +20,7 @@ from monarch_kernel.debugger.controller.query import Answers, ask
 from monarch_kernel.debugger.source_locations import user_frame
 from monarch_kernel.introspection import main_names
 from monarch_kernel.meshes import format_ranks
-from monarch_kernel.private_files import PrivateFolder
+from monarch_kernel.private_files import PrivateFolder, written_whole
 from monarch_kernel.thread_frames import current_frames
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ ANSWER = 10.0
 #: How often running ranks are asked (seconds).
 PERIOD = 0.1
 _PART = 1 << 22  # bytes of a file that a rank sends at once
+Files = tuple[tuple[str, int, int, int], ...]
+"""Files of a rank: name, size, device and inode of each."""
 _FILES = re.compile(r"recording\.json|rank_\d{5}\.(?:jsonl|\d+\.safetensors)")
 
 
@@ -70,7 +72,7 @@ class RecordingState:
         steps: how many steps it has recorded.
         reason: why it ended; "" before.
         host, folder: where its files are.
-        files: its files: name, size, device and inode.
+        files: its files.
     """
 
     running: bool
@@ -82,7 +84,7 @@ class RecordingState:
     reason: str
     host: str
     folder: str
-    files: tuple[tuple[str, int, int, int], ...] = ()
+    files: Files = ()
 
 
 def ask_all(
@@ -155,23 +157,12 @@ class MeshRecording:
         folder = folder_of(self.name)
         here: set[str] = set()
         for rank, state in sorted(answers.values.items()):
-            for file, size, device, inode in state.files:
-                if file in here or _is_same(os.path.join(folder, file), device, inode):
-                    here.add(file)
-                    continue
-                self._fetch(rank, file, size, folder)
-                here.add(file)
+            new = tuple(each for each in state.files if each[0] not in here)
+            fetch(self.mesh, rank, read_here, self.name, new, folder)
+            here |= {file for file, *_ in new}
         if not here:
             raise NumericsError(f"no rank has recorded anything: {problem_of(answers) or 'no step has ended'}")
         return Recording.open(folder)
-
-    def _fetch(self, rank: int, file: str, size: int, folder: str) -> None:
-        with PrivateFolder.made(folder) as own:
-            parts: list[bytes] = []
-            for offset in range(0, max(size, 1), _PART):
-                found = ask_all(self.mesh, read_here, self.name, file, offset, ranks=[rank], timeout=ANSWER)
-                parts.append(found[rank])
-            own.replace(file, b"".join(parts))
 
 
 def start(
@@ -243,6 +234,24 @@ def _begin_together(recording: MeshRecording, running: list[int], margin: int, t
     return all(answers.values())
 
 
+def fetch(mesh: Any, rank: int, read: Callable[..., bytes], name: str, files: Files, folder: str) -> None:
+    """Fetch files of a rank into a folder here, but for those that it has written there itself.
+
+    Args:
+        read: the function that reads a part of a file on the rank, called with `name`, the file and an offset.
+
+    Raises:
+        NumericsError: the rank does not answer.
+    """
+    for file, size, device, inode in files:
+        path = os.path.join(folder, file)
+        if _is_same(path, device, inode):
+            continue
+        with PrivateFolder.made(folder), written_whole(path) as out:
+            for offset in range(0, max(size, 1), _PART):
+                out.write(ask_all(mesh, read, name, file, offset, ranks=[rank], timeout=ANSWER)[rank])
+
+
 def _is_same(path: str, device: int, inode: int) -> bool:
     try:
         about = os.stat(path, follow_symlinks=False)
@@ -260,22 +269,18 @@ def arm_here(name: str, options: RecordingOptions) -> RecordingState:
     """Prepare a recording in this process. It begins with the next step if no user code runs, else by `begin_here`."""
     from torch import nn
 
-    from monarch_kernel.debugger.rank.rank_debugger import rank_of
-    from monarch_kernel.numerics.recording import rank_and_size, record
+    from monarch_kernel.numerics.recording import record
 
     model: Any = None
     if options.model:
         model = eval(compile(options.model, "<model>", "eval"), main_names())
         if not isinstance(model, nn.Module):
             raise TypeError(f"{options.model} is {type(model).__name__}, not a torch.nn.Module")
-    rank, size = rank_and_size()
-    if size == 1:
-        _, rank, extent = rank_of()
-        size = extent.nelements
+    rank, size = rank_in_mesh()
     former = _recorders.pop(name, None)
     if former is not None:
         former.stop()
-    running = _runs_user_code()
+    running = runs_user_code()
     _recorders[name] = record(
         name,
         model,
@@ -300,15 +305,16 @@ def begin_here(name: str, tag: int | None) -> bool:
 def state_here(name: str) -> RecordingState:
     """Return the state of a recording."""
     recorder = _recorder(name)
-    files: list[tuple[str, int, int, int]] = []
+    files: Files = ()
     if os.path.isdir(recorder.folder):
-        with PrivateFolder.open(recorder.folder) as folder:
-            for file in folder.names():
-                if _FILES.fullmatch(file) and (not file.startswith("rank") or int(file[5:10]) == recorder.rank):
-                    about = os.stat(file, dir_fd=folder.fd, follow_symlinks=False)
-                    files.append((file, about.st_size, about.st_dev, about.st_ino))
+        files = files_in(
+            recorder.folder,
+            lambda file: (
+                _FILES.fullmatch(file) is not None and (not file.startswith("rank") or int(file[5:10]) == recorder.rank)
+            ),
+        )
     return RecordingState(
-        running=_runs_user_code(),
+        running=runs_user_code(),
         boundaries=recorder.boundaries,
         tag=recorder.tag,
         stride=recorder.stride,
@@ -317,7 +323,7 @@ def state_here(name: str) -> RecordingState:
         reason=recorder.reason,
         host=socket.gethostname(),
         folder=recorder.folder,
-        files=tuple(files),
+        files=files,
     )
 
 
@@ -325,12 +331,7 @@ def read_here(name: str, file: str, offset: int) -> bytes:
     """Return a part of a file of a recording."""
     if not _FILES.fullmatch(file):
         raise ValueError(f"{file!r} is no file of a recording")
-    with PrivateFolder.open(_recorder(name).folder) as folder:
-        fd = folder.open_file(file, os.O_RDONLY)
-        try:
-            return os.pread(fd, _PART, offset)
-        finally:
-            os.close(fd)
+    return part_of(_recorder(name).folder, file, offset)
 
 
 def stop_here(name: str) -> None:
@@ -347,5 +348,39 @@ def _recorder(name: str) -> StepRecorder:
     return found
 
 
-def _runs_user_code() -> bool:
+def rank_in_mesh() -> tuple[int, int]:
+    """Return rank and world size of this process: of its job, or else of its mesh."""
+    from monarch_kernel.debugger.rank.rank_debugger import rank_of
+    from monarch_kernel.numerics.recording import rank_and_size
+
+    rank, size = rank_and_size()
+    if size == 1:
+        _, rank, extent = rank_of()
+        size = extent.nelements
+    return rank, size
+
+
+def files_in(folder: str, belongs: Callable[[str], bool]) -> Files:
+    """Return the files of a folder of this user whose names belong to this rank."""
+    found: list[tuple[str, int, int, int]] = []
+    with PrivateFolder.open(folder) as opened:
+        for file in opened.names():
+            if belongs(file):
+                about = os.stat(file, dir_fd=opened.fd, follow_symlinks=False)
+                found.append((file, about.st_size, about.st_dev, about.st_ino))
+    return tuple(found)
+
+
+def part_of(folder: str, file: str, offset: int) -> bytes:
+    """Return a part of a file in a folder of this user."""
+    with PrivateFolder.open(folder) as opened:
+        fd = opened.open_file(file, os.O_RDONLY)
+        try:
+            return os.pread(fd, _PART, offset)
+        finally:
+            os.close(fd)
+
+
+def runs_user_code() -> bool:
+    """Return whether a thread of this process runs user code."""
     return any(user_frame(frame) is not None for frame in current_frames().values())

@@ -48,7 +48,7 @@ from monarch_kernel.numerics.observer import (
     observer,
 )
 from monarch_kernel.numerics.summaries import Placement, Placements, Split, Summary, hash_of, local_of, summarize
-from monarch_kernel.private_files import PrivateFolder
+from monarch_kernel.private_files import PrivateFolder, written_whole
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -369,7 +369,9 @@ class _RankFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
         self._fd = self._folder.open_file(name, flags)
         if rank == 0 or _DESCRIPTION not in self._folder.names():
-            self._folder.replace(_DESCRIPTION, json.dumps(description, indent=1).encode(), writer=f".{rank}")
+            # Several ranks may write it at the same time.
+            with written_whole(os.path.join(path, _DESCRIPTION)) as file:
+                file.write(json.dumps(description, indent=1).encode())
 
     def _discard(self, world_size: int) -> None:
         """Remove files of an earlier recording: those of this rank; at rank 0, also those of ranks beyond the world."""

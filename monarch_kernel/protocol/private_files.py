@@ -291,9 +291,9 @@ class PrivateFolder:
         with os.fdopen(self.open_file(name, os.O_RDONLY), "rb") as file:
             return file.read(_LARGEST)
 
-    def replace(self, name: str, data: bytes, writer: str = "") -> None:
-        """Write a file in the folder atomically. Writers of one file at the same time need a name each."""
-        new = name + writer + NEW
+    def replace(self, name: str, data: bytes) -> None:
+        """Write a file in the folder atomically."""
+        new = name + NEW
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         try:
             with os.fdopen(self.open_file(new, flags), "wb") as file:

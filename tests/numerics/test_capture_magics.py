@@ -12,9 +12,7 @@ from tests.conftest import wait_until
 from tests.join.conftest import Job
 from tests.join.conftest import start_module_job as start_module_job
 from tests.join.conftest import torch_loaded as torch_loaded
-from tests.kernel import harness
 from tests.kernel.conftest import jupyter_folders as jupyter_folders
-from tests.kernel.conftest import stop_kernel
 from tests.kernel.harness import Kernel
 
 pytestmark = pytest.mark.torch
@@ -39,16 +37,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         data = tmp_path_factory.mktemp("data")
         patched.setenv("XDG_DATA_HOME", str(data))
         yield data / "monarch_kernel" / "captures"
-
-
-@pytest.fixture(scope="module")
-def notebook(folder: Path) -> Iterator[Kernel]:
-    """A notebook."""
-    kernel = harness.start_kernel()
-    try:
-        yield kernel
-    finally:
-        stop_kernel(kernel)
 
 
 @pytest.fixture(scope="module")
