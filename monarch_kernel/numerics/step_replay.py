@@ -312,6 +312,7 @@ class Replay(StepHooks):
                 "this process is in a process group already; call torch.distributed.destroy_process_group() first"
             )
         self._reset()
+        _forget_layouts()
         try:
             try:
                 self._undo.append(answer(self._answer))
@@ -350,6 +351,7 @@ class Replay(StepHooks):
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
+        _forget_layouts()
 
     # -- the state of the step -------------------------------------------------------------------
 
@@ -764,6 +766,14 @@ def replay_script(
 
 
 # -- parts -------------------------------------------------------------------------------------------
+
+
+def _forget_layouts() -> None:
+    """Clear DTensor's caches: the meshes in them have the coordinates of the rank that this process was before."""
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()
 
 
 def _register_backend() -> None:

@@ -89,6 +89,20 @@ def test_a_step_is_bit_equal(tmp_path: Path, program: str, size: int, at: int, k
             assert not report.notes, report.text()
 
 
+def test_results_of_operations_lie_where_this_rank_is(tmp_path: Path) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    take(tmp_path / "step", "tensor_parallel", 2, 2)
+    found: list[tuple[int, ...] | None] = []
+    for rank in range(2):
+        with replay(tmp_path / "step", rank=rank, quiet=True):
+            training.meet()
+            tensor = DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (2,)), [Shard(0)])
+            found.append((tensor + tensor).device_mesh.get_coordinate())
+    assert found == [(0,), (1,)]
+
+
 @pytest.mark.parametrize("program", ["nested", "parts", "mixed"])
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")  # of global hooks
 def test_other_programs_are_bit_equal(tmp_path: Path, program: str) -> None:
