@@ -194,6 +194,12 @@ def user_location(thread: int) -> SourceLocation | None:
     return None if frame is None else location_of(frame)
 
 
+def user_line(frame: FrameType | None) -> str:
+    """Return the innermost line of user code from `frame` outward, such as "train.py:42"; "" if there is none."""
+    found = user_frame(frame)
+    return "" if found is None else f"{shown_file(found.f_code.co_filename)}:{found.f_lineno}"
+
+
 def is_readable_source(file: str) -> bool:
     """Return whether a file may be shown as the source of a frame, which may come from another user's report.
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from monarch_kernel.debugger.source_locations import shown_file, user_frame
+from monarch_kernel.debugger.source_locations import user_line
 
 # Operator -> the kind of collective, as the functions of torch.distributed are named.
 _KINDS = {
@@ -316,8 +316,7 @@ class _Interceptor:
         with self._lock:
             sequence = self._sequences.get(counted, 0)
             self._sequences[counted] = sequence + 1
-        found = user_frame(sys._getframe(2))
-        line = "" if found is None else f"{shown_file(found.f_code.co_filename)}:{found.f_lineno}"
+        line = user_line(sys._getframe(2))
         return Collective(kind, ranks, group.group_name, sequence, inputs, outputs, op, peer, tag, line)
 
 

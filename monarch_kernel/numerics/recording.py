@@ -168,12 +168,17 @@ class Entry:
 _KEYS = tuple(each.name for each in fields(Entry) if each.name not in ("placement", "full", "op", "group"))
 
 
-def recordings_folder() -> str:
-    """Return the folder of this user's recordings."""
+def data_folder(kind: str) -> str:
+    """Return the folder of this user's "recordings" or "captures"."""
     base = os.environ.get("XDG_DATA_HOME", "")
     if not os.path.isabs(base):  # the XDG specification requires ignoring such a setting
         base = os.path.expanduser("~/.local/share")
-    return os.path.join(base, "monarch_kernel", "recordings")
+    return os.path.join(base, "monarch_kernel", kind)
+
+
+def recordings_folder() -> str:
+    """Return the folder of this user's recordings."""
+    return data_folder("recordings")
 
 
 def folder_of(name: str, folder: str | os.PathLike[str] | None = None) -> str:

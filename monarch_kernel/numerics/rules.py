@@ -27,7 +27,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from monarch_kernel.debugger.source_locations import shown_file, user_frame
+from monarch_kernel.debugger.source_locations import user_frame, user_line
 from monarch_kernel.engines.join.progress_monitor import issued
 from monarch_kernel.numerics.claims import CONSTANT, DEADLINE, BrokenRule, Claim, Exchange, Relation
 from monarch_kernel.numerics.observer import (
@@ -672,7 +672,7 @@ class RuleCheck(Subscriber):
             if step is not None and all(each is not optimizer for each, _ in step.optimizers):
                 step.optimizers.append((optimizer, list(parameters)))
             return
-        step.line = step.line or _user_line()
+        step.line = step.line or user_line(sys._getframe())
         self._replicas = self._replicas or _Replicas(step, self._placements)
         step.optimizers.append((optimizer, list(parameters)))
         held = {id(each.parameter): each for each in parameters}
@@ -1026,11 +1026,6 @@ def _memory() -> tuple[int, str]:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return pages * resource.getpagesize(), "the memory of this process"
     return 0, ""
-
-
-def _user_line() -> str:
-    found = user_frame(sys._getframe(1))
-    return "" if found is None else f"{shown_file(found.f_code.co_filename)}:{found.f_lineno}"
 
 
 _BUILT_IN = tuple(_RULES)

@@ -36,10 +36,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from monarch_kernel.debugger.source_locations import shown_file, user_frame
+from monarch_kernel.debugger.source_locations import shown_file, user_frame, user_line
 from monarch_kernel.numerics.collectives import Collective, observe
 from monarch_kernel.numerics.observer import named_modules, named_parameters
-from monarch_kernel.numerics.recording import rank_and_size
+from monarch_kernel.numerics.recording import data_folder, rank_and_size
 from monarch_kernel.private_files import PrivateFolder, written_whole
 
 FORMAT = 1
@@ -95,10 +95,7 @@ class CaptureError(RuntimeError):
 
 def captures_folder() -> str:
     """Return the folder of this user's captures."""
-    base = os.environ.get("XDG_DATA_HOME", "")
-    if not os.path.isabs(base):  # the XDG specification requires ignoring such a setting
-        base = os.path.expanduser("~/.local/share")
-    return os.path.join(base, "monarch_kernel", "captures")
+    return data_folder("captures")
 
 
 def folder_of(name: str, folder: str | os.PathLike[str] | None = None) -> str:
@@ -544,8 +541,7 @@ def _flat(tensors: Any) -> Iterator[torch.Tensor]:
 
 def line_here() -> str:
     """Return the innermost line of user code, such as "train.py:42"; "" if there is none."""
-    found = user_frame(sys._getframe(1))
-    return "" if found is None else f"{shown_file(found.f_code.co_filename)}:{found.f_lineno}"
+    return user_line(sys._getframe(1))
 
 
 def line_of_error(error: BaseException) -> str:
