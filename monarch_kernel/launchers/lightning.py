@@ -728,7 +728,9 @@ def _mark(job: str) -> str:
 
 
 def _group_lives(group: Any) -> bool:
-    return str(group.state).rpartition("_")[2] in ("PENDING", "RUNNING", "UNSPECIFIED")
+    """Return whether a multi-machine job runs or is going to, and nobody has asked the platform to end it."""
+    state, asked = (str(name).rpartition("_")[2] for name in (group.state, group.desired_state))
+    return state in ("PENDING", "RUNNING", "UNSPECIFIED") and asked not in ("STOP", "STOPPED", "DELETE", "DELETED")
 
 
 def inside_studio(studio: str) -> bool:

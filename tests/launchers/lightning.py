@@ -277,7 +277,7 @@ class Platform:
         if group not in self.groups:
             raise RefusedError(404, "not found")
         found, states = self.groups[group], {one.state for one in self._of_group(group)}
-        state = "RUNNING" if "running" in states else "STOPPED" if "stopped" in states else "PENDING"
+        state = "RUNNING" if states & {"running", "stopping"} else "STOPPED" if "stopped" in states else "PENDING"
         found.state = f"MultiMachineJob_STATE_{state}"
         return found
 
@@ -313,6 +313,7 @@ class Platform:
     def _update_group(self, group: str, body: bytes, query: dict[str, list[str]]) -> Any:
         asked = self._checked(body, "JobsServiceUpdateMultiMachineJobBody")
         assert asked.desired_state == self.models.V1MultiMachineJobState.STOP
+        self.groups[group].desired_state = asked.desired_state
         for machine in self._of_group(group):
             machine.stop()
         return self._group(group, b"", {})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -200,11 +202,18 @@ def test_jobs_that_are_in_no_list_are_found_and_ended(
             str(group.job_id): "2 of 2 hosts up: 2 up",
             str(single.job_id): "1 of 1 hosts up: 1 up",
         }
-        for job in found.values():
-            assert job.record is None
-            job.end()
-        assert not LightningLauncher.found(own_process=False)
-    assert not group.active and not single.active
+        workers = [pid for job in (group, single) for pid in processes_of(job.job_id)]
+        for pid in workers:  # they need their time to end: their jobs are over from the request on
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            for job in found.values():
+                assert job.record is None
+                job.end()
+            assert not LightningLauncher.found(own_process=False)
+            assert not group.active and not single.active
+        finally:
+            for pid in workers:
+                os.kill(pid, signal.SIGCONT)
     assert platform.machines["other"].state == "running"
     for job in (group, single):
         job.kill()
