@@ -9,6 +9,7 @@ the cast and the answers of all ranks.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import math
 import os
@@ -97,6 +98,7 @@ class Fleet:
 
     def __init__(self, folder: str, hosts: int, ranks: int, processes: int, kind: type[Rank] = Rank) -> None:
         self.pids: list[int] = []
+        self._folder, self._hosts = folder, hosts
         ready, write = os.pipe()
         for k in range(processes):
             pid = os.fork()
@@ -123,10 +125,13 @@ class Fleet:
         return total / _TICKS
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, and remove the sockets of their hosts from the run folder."""
         for pid in self.pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+        for host in range(self._hosts):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(url_of(self._folder, host).removeprefix("ipc://"))
 
 
 # -- measuring ----------------------------------------------------------------------------------------

@@ -359,7 +359,9 @@ def remove_inherited_run_dir(path: str, lock_fd: int) -> None:
 def _remove(folder: PrivateFolder) -> None:
     left = folder.remove(_FILES)
     if left:
-        _warn(f"the run folder {folder.path} stays: it holds what is not ours: {', '.join(left)}")
+        from monarch_kernel.display.quantities import few  # only here: a process that executes a worker loads little
+
+        _warn(f"the run folder {folder.path} stays: it holds what is not ours: {few(left)}")
 
 
 def _warn(text: str) -> None:

@@ -128,7 +128,9 @@ class KeeperAgent(WorkerAgent):
             return
         left = folder.remove(FILES)
         if left:
-            log.warning("the folder %s stays: it holds what is not ours: %s", folder.path, ", ".join(left))
+            from monarch_kernel.display.quantities import few  # agents seldom need it
+
+            log.warning("the folder %s stays: it holds what is not ours: %s", folder.path, few(left))
         folder.close()
 
     # -- the holder ---------------------------------------------------------------------------------

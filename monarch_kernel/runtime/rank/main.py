@@ -23,7 +23,9 @@ from typing import Any
 
 import msgspec
 
-# Every actor needs it, so the fork server loads it once for all ranks.
+# Every actor, or every actor of a cell or script, needs these, so the fork server loads them once for all ranks:
+# a module that is loaded after the fork costs each rank its pages.
+import monarch_kernel.protocol.by_value  # pyright: ignore[reportUnusedImport]
 import monarch_kernel.runtime.actor.meshes.proc_mesh  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel import aliases, environment, logs
 from monarch_kernel.protocol import main_module
