@@ -114,11 +114,12 @@ class SimulatedRank(fleet.Rank):
             link.send(encode(Introduce(self._hub[1])))
             return None
         if function.__name__ == "arm":
-            with common_point.opening([each.together for each in args[0]]):
+            _order, breakpoints, *_ = args
+            with common_point.opening([each.together for each in breakpoints]):
                 pass
-            if args[0]:
-                self._stop(link, args[0][0])
-            return [Bound(each.id, True, each.line) for each in args[0]]
+            if breakpoints:
+                self._stop(link, breakpoints[0])
+            return [Bound(each.id, True, each.line) for each in breakpoints]
         if function.__name__ == "resume":
             return []  # and the debugger considers the stop over
         return function(*args)

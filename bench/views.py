@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench.fleet import Fleet, Rank, attach, url_of
+from bench.fleet import Fleet, Rank, attach
 from monarch_kernel.actor import Actor, endpoint, this_host
 from monarch_kernel.protocol.messages import (
     Death,
@@ -372,8 +372,6 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         shutdown()
         fleet.close()
-        for host in range(hosts):
-            os.unlink(url_of(folder, host).removeprefix("ipc://"))
         remove_run_dir(folder)
     return 0
 

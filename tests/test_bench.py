@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,26 @@ def test_every_stage_of_a_call_is_measured() -> None:
     lines = done.stdout.splitlines()
     assert len(lines) == 1 + len(spent.STAGES) + 3
     assert lines[-1].startswith("round trip without stamps, median")
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("import bench.debugger as d; s = d.Simulated(16); print(d.first_stop(s.mesh) > 0); s.close()", "True"),
+        (
+            "from bench import views; views.main('--ranks 16 --turns 0 --no-page --budget 1'.split())",
+            "all ranks have reported",
+        ),
+    ],
+    ids=["debugger", "views"],
+)
+def test_simulated_ranks_speak_the_wire_of_real_ones(program: str, said: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="mkt") as folder:  # short: Unix socket paths have 108 bytes
+        env = {**os.environ, "TMPDIR": folder}
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env, timeout=patience(120))
+        assert done.returncode == 0 and said in done.stdout, (done.stdout, done.stderr)
+        assert not done.stderr and not os.listdir(folder), (done.stderr, os.listdir(folder))
 
 
 def measured(peer: str, group: str) -> list[report.Result]:
