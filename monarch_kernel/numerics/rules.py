@@ -52,7 +52,7 @@ _JUMP, _JUMP_AFTER_WRITE = 100.0, 10.0
 _SAMPLE = 1024
 # Inputs of fewer elements may be equal by chance; so may masks.
 _FEW_FLOATS, _FEW_INTEGERS, _FEW_MASKED = 4, 16, 64
-_DROPOUTS = 8  # modules whose masks are compared in a step
+_DROPOUTS, _MASKED = 8, 1 << 16  # modules whose masks are compared in a step, and elements of each
 # Memory grows without end if it does so at this many checks in succession, by this many bytes each.
 _GROWTHS, _GROWTH = 20, 1 << 20
 
@@ -127,8 +127,8 @@ class CheckedMask:
 
     Attributes:
         name: the module's name.
-        digest: a hash of the elements that it dropped.
-        inputs: a hash of its input.
+        digest: a hash of which of its first elements it dropped.
+        inputs: a hash of its whole input.
         line: the line of user code that called it.
     """
 
@@ -406,7 +406,7 @@ def random(step: CheckedStep) -> Iterator[Finding]:
     """Dropout draws different masks for different activations, and equal ones for replicated activations."""
     for each in step.masks:
         more: dict[str, Any] = {"line": each.line, "what": "dropout masks"}
-        why = "these ranks train on different batches"
+        why = "data-parallel ranks need masks of their own"
         yield step.different(each.name, each.digest, step.data_ranks, why=why, **more)
         why = "the activations differ on these ranks, which therefore need masks of their own"
         yield step.different(each.name, each.digest, step.model_ranks, given=each.inputs, why=why, **more)
@@ -650,8 +650,8 @@ class RuleCheck(Subscriber):
         source, result = local_of(inputs[0][1]), local_of(outputs[0][1])
         if source.shape != result.shape or source.data_ptr() == result.data_ptr():  # in place
             return
-        live = source != 0
-        dropped = (result == 0) & live
+        live = source.reshape(-1)[:_MASKED] != 0
+        dropped = (result.reshape(-1)[:_MASKED] == 0) & live
         if int(live.sum()) >= _FEW_MASKED and int(dropped.sum()) >= _FEW_FLOATS:
             step.masks.append(CheckedMask(event.place.name, _digest(dropped), _digest(source), event.place.line))
 
