@@ -175,7 +175,7 @@ def _exec(options: argparse.Namespace) -> int:
 
 
 def _shell(options: argparse.Namespace) -> int:
-    from monarch_kernel.cli.shell import run_shell_line
+    from monarch_kernel.cli.exec import run_shell_line
     from monarch_kernel.launchers.current_job import apply_current_job
 
     at = sizes("--point", [options.point]) if options.point else {}
