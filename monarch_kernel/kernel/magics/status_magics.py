@@ -40,7 +40,7 @@ from monarch_kernel.watch import (
     metrics,
     trace,
 )
-from monarch_kernel.watch.live import live_tables, show_live, tables_text
+from monarch_kernel.watch.status_table import live_tables, show_live, tables_text
 from monarch_kernel.widgets.connection import was_viewed
 
 if TYPE_CHECKING:
