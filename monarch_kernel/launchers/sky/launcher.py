@@ -530,24 +530,6 @@ class SkyLauncher(Launcher):
         self._named: set[str] = set()  # clusters whose names ssh knows
         self._starting = threading.Lock()
 
-    def options(self) -> dict[str, Any]:
-        """See ``Launcher``."""
-        return {
-            "resources": self._resources,
-            "cluster": self._cluster,
-            "setup": self._setup,
-            "workdir": self._workdir,
-            "file_mounts": self._file_mounts,
-            "idle_minutes": self._idle_minutes,
-            "down": self._down,
-            "retry": self._retry,
-            "port": self._port,
-            "tunnel": self._tunnel,
-            "python": self._python,
-            "ssh": self._ssh,
-            "sky": self._sky,
-        }
-
     @classmethod
     def configured(cls, values: Mapping[str, Any]) -> SkyLauncher:
         """See ``Launcher``."""
@@ -564,11 +546,11 @@ class SkyLauncher(Launcher):
         command = request.command
         data = _Data([], [], command.python or self._python, command.idle, request.resources.walltime)
         self._new(data, request, request.hosts)
-        return self._ticket(command.job, data)
+        return self._ticket(command.job, len(data.places), data)
 
     def more(self, ticket: Ticket, count: int, request: LaunchRequest) -> Ticket:
         """See ``Launcher``. First uses nodes of the job that answer and have no living worker, then another cluster."""
-        data = _data(ticket)
+        data = ticket.read(_Data)
         status = self.poll(ticket)
         used = {data.places[host.host] for host in status.hosts if host.state is not HostPhase.GONE}
         free = [place for place in dict.fromkeys(data.places) if place not in used]
@@ -581,10 +563,7 @@ class SkyLauncher(Launcher):
             self._new(data, request, count - len(chosen))
         request = replace(request, command=replace(request.command, python=data.python))
         self._nodes.begin(request, {first + at: _alias(data, place) for at, place in enumerate(chosen)})
-        return self._ticket(ticket.job, data)
-
-    def _ticket(self, job: str, data: _Data) -> Ticket:
-        return Ticket(launcher=self.name, job=job, hosts=len(data.places), data=msgspec.to_builtins(data))
+        return self._ticket(ticket.job, len(data.places), data)
 
     def _new(self, data: _Data, request: LaunchRequest, count: int) -> None:
         """Request a cluster for further hosts."""
@@ -629,7 +608,7 @@ class SkyLauncher(Launcher):
 
     def poll(self, ticket: Ticket) -> JobStatus:
         """See ``Launcher``. It also starts workers on nodes that have become ready, if no program has done so."""
-        data = _data(ticket)
+        data = ticket.read(_Data)
         found: dict[int, HostStatus] = {}
         ready: list[int] = []
         seen = [self._look(part) for part in data.parts]
@@ -767,7 +746,7 @@ class SkyLauncher(Launcher):
 
     def log(self, ticket: Ticket, host: int, lines: int = 100) -> str:
         """See ``Launcher``: the output of the worker; before it starts, that of the setup or the launch."""
-        data = _data(ticket)
+        data = ticket.read(_Data)
         part = data.parts[data.places[host][0]]
         seen = self._look(part)
         if seen.phase is None:
@@ -781,7 +760,7 @@ class SkyLauncher(Launcher):
 
     def end(self, ticket: Ticket, hosts: Sequence[int] | None = None) -> None:
         """See ``Launcher``. A cluster that the job has created ends with its last host. Others stay."""
-        data = _data(ticket)
+        data = ticket.read(_Data)
         ending = set(range(ticket.hosts) if hosts is None else hosts)
         seen = [self._look(part) for part in data.parts]
         parts = {data.places[number][0] for number in ending}
@@ -841,7 +820,7 @@ class SkyLauncher(Launcher):
 
     def route(self, ticket: Ticket, host: HostStatus) -> str:
         """See ``Launcher``."""
-        return self._nodes.route(_of_ssh(ticket, _data(ticket)), host)
+        return self._nodes.route(_of_ssh(ticket, ticket.read(_Data)), host)
 
     def close(self) -> None:
         """See ``Launcher``."""
@@ -871,7 +850,7 @@ class SkyLauncher(Launcher):
                 # Numbers between clusters belong to hosts that have moved: they get slots of the first cluster.
                 data.places += [(0, 0)] * (first - len(data.places))
                 data.places += [(len(data.parts) - 1, node) for node in range(nodes)]
-            found.append((cls(), launcher._ticket(job, data)))
+            found.append((cls(), launcher._ticket(job, len(data.places), data)))
         return found
 
 
@@ -881,10 +860,6 @@ def _note(starting: registry.Starting, threads: Sequence[threading.Thread], host
         thread.join()
     starting.done(hosts)
     starting.close()
-
-
-def _data(ticket: Ticket) -> _Data:
-    return msgspec.convert(ticket.data, _Data)
 
 
 def _alias(data: _Data, place: tuple[int, int]) -> str:

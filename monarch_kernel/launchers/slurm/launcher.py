@@ -359,21 +359,6 @@ class SlurmLauncher(Launcher):
         """Request parts of nodes instead of whole ones."""
         self._exclusive = False
 
-    def options(self) -> dict[str, Any]:
-        """See ``Launcher``."""
-        return {
-            "way": self._way,
-            "arguments": self._arguments,
-            "exclusive": self._exclusive,
-            "spares": self._spares,
-            "port": self._port,
-            "interface": self._interface,
-            "folder": self._folder,
-            "shared_home": self._shared_home,
-            "tunnel": self._tunnel,
-            "allocation": self._allocation,
-        }
-
     # -- asking for hosts -----------------------------------------------------------------------------
 
     def submit(self, request: LaunchRequest) -> Ticket:
@@ -411,7 +396,7 @@ class SlurmLauncher(Launcher):
 
     def more(self, ticket: Ticket, count: int, request: LaunchRequest) -> Ticket:
         """See ``Launcher``."""
-        data = _data(ticket)
+        data = ticket.read(_Data)
         new = range(ticket.hosts, ticket.hosts + count)
         free = self._free(data, self.poll(ticket))
         here = new[: len(free)]
@@ -424,9 +409,6 @@ class SlurmLauncher(Launcher):
             data.parts += self._new(data.folder, rest.start, _for(request, len(rest)))
         self._add(data, here, free)
         return self._ticket(ticket.job, new.stop, data)
-
-    def _ticket(self, job: str, hosts: int, data: _Data) -> Ticket:
-        return Ticket(launcher=self.name, job=job, hosts=hosts, data=msgspec.to_builtins(data))
 
     def _make_folder(self, request: LaunchRequest) -> str:
         base = self._folder or os.path.join(os.path.dirname(jobs_folder()), "slurm")
@@ -589,7 +571,7 @@ class SlurmLauncher(Launcher):
 
     def poll(self, ticket: Ticket) -> JobStatus:
         """See ``Launcher``."""
-        data = _data(ticket)
+        data = ticket.read(_Data)
         files = [_host(data.folder, host) for host in range(ticket.hosts)]
         jobs = self._jobs(data)
         how: dict[str, str] = {}
@@ -650,7 +632,7 @@ class SlurmLauncher(Launcher):
 
     def log(self, ticket: Ticket, host: int, lines: int = 100) -> str:
         """See ``Launcher``."""
-        data = _data(ticket)
+        data = ticket.read(_Data)
         if data.script:
             return tail(f"{data.folder}/client.log", lines)
         return tail(f"{data.folder}/{host}.log", lines)
@@ -659,7 +641,7 @@ class SlurmLauncher(Launcher):
 
     def end(self, ticket: Ticket, hosts: Sequence[int] | None = None) -> None:
         """See ``Launcher``. A Slurm job ends with its last host. A job that was attached to stays."""
-        data = _data(ticket)
+        data = ticket.read(_Data)
         ending = set(range(ticket.hosts) if hosts is None else hosts)
         status = self.poll(ticket)
         gone = {host.host for host in status.hosts if host.state is HostPhase.GONE} | ending
@@ -714,10 +696,6 @@ class SlurmLauncher(Launcher):
     def close(self) -> None:
         """See ``Launcher``."""
         self._tunnels.close()
-
-
-def _data(ticket: Ticket) -> _Data:
-    return msgspec.convert(ticket.data, _Data)
 
 
 def _for(request: LaunchRequest, hosts: int) -> LaunchRequest:
