@@ -156,7 +156,7 @@ ALLOWED: dict[str, set[str]] = {
         f"{RUNTIME}.host.worker_exec",
         f"{RUNTIME}.host.worker_start",
         f"{ENGINES}.join",
-        f"{WATCH}.profiler",
+        f"{WATCH}.tracing",
         f"{RUNTIME}.transfer.verbs.card",
         f"{NUMERICS}.step_capture",
         f"{NUMERICS}.step_replay",
@@ -332,10 +332,7 @@ CIRCLES: dict[str, set[str]] = {
     "the debugger's agents and its hub call each other, and its package gives the hub": {
         DEBUGGER,
         f"{DEBUGGER}.rank.rank_debugger",
-        *(
-            f"{DEBUGGER}.controller.{module}"
-            for module in ("breakpoints", "collective_timeouts", "hub", "hub_actor", "query", "registry")
-        ),
+        *(f"{DEBUGGER}.controller.{module}" for module in ("breakpoints", "hub", "hub_actor", "query", "registry")),
     },
     "a rank's shell is made when a cell first needs it": {
         f"{KERNEL}.rank.lazy_shell",

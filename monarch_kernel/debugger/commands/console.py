@@ -46,7 +46,7 @@ from monarch_kernel.display.tables import TableView, table_text
 from monarch_kernel.meshes import format_ranks, name_ranks, parse_ranks
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.controller.collective_timeouts import Countdown
+    from monarch_kernel.debugger.controller.breakpoints import Countdown
     from monarch_kernel.debugger.controller.hub import MeshDebugger
     from monarch_kernel.debugger.controller.viewers import Viewer
     from monarch_kernel.debugger.events import RankErrorRecord, RankStop

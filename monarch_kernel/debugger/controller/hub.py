@@ -14,8 +14,7 @@ from typing import Any
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger import on_made
-from monarch_kernel.debugger.controller.breakpoints import Breakpoints, check
-from monarch_kernel.debugger.controller.collective_timeouts import Countdown, countdown
+from monarch_kernel.debugger.controller.breakpoints import Breakpoints, Countdown, check, countdown
 from monarch_kernel.debugger.controller.query import Answers, ask_agents
 from monarch_kernel.debugger.controller.registry import DebuggedMesh, StopRegistry
 from monarch_kernel.debugger.controller.sets import StopSet
