@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 T = TypeVar("T")
 
@@ -96,6 +96,14 @@ class EnvironmentVariable(Generic[T]):
 
 
 _variables: list[EnvironmentVariable[Any]] = []
+
+
+def user_folder(kind: Literal["config", "state"]) -> str:
+    """Return the folder of this package with the configuration or the state of this user, which need not exist."""
+    base = os.environ.get(f"XDG_{kind.upper()}_HOME", "")
+    if not os.path.isabs(base):  # the XDG specification requires ignoring such a setting
+        base = os.path.expanduser({"config": "~/.config", "state": "~/.local/state"}[kind])
+    return os.path.join(base, "monarch_kernel")
 
 
 def variables() -> tuple[EnvironmentVariable[Any], ...]:
