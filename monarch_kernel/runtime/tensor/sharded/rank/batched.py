@@ -24,43 +24,29 @@ from monarch_kernel.runtime.tensor.sharded.rank.layout import of_part, strides_o
 
 Run = Callable[..., Any]
 
+
+def aten_operations(names: str) -> frozenset[str]:
+    """Return the full names of torch operations, separated by spaces."""
+    return frozenset(f"aten::{name}" for name in names.split())
+
+
 #: Element-wise operations that torch does not mark as such.
-_POINTWISE = frozenset(
-    {
-        "aten::elu_backward.default",
-        "aten::fill_.Tensor",
-        "aten::floor_divide.default",
-        "aten::floor_divide.Scalar",
-        "aten::hardsigmoid_backward.default",
-        "aten::hardswish.default",
-        "aten::hardswish_backward.default",
-        "aten::hardtanh_backward.default",
-        "aten::isclose.default",
-        "aten::leaky_relu_backward.default",
-        "aten::log_sigmoid_backward.default",
-        "aten::log_sigmoid_forward.default",
-        "aten::masked_fill.Tensor",
-        "aten::masked_fill_.Tensor",
-        "aten::mish_backward.default",
-        "aten::softplus_backward.default",
-    }
+_POINTWISE = aten_operations(
+    """
+    elu_backward.default fill_.Tensor floor_divide.default floor_divide.Scalar hardsigmoid_backward.default
+    hardswish.default hardswish_backward.default hardtanh_backward.default isclose.default
+    leaky_relu_backward.default log_sigmoid_backward.default log_sigmoid_forward.default masked_fill.Tensor
+    masked_fill_.Tensor mish_backward.default softplus_backward.default
+    """
 )
 
 
 #: Reductions over a list of dimensions, and those of them whose list is empty by default.
-_OVER_DIMENSIONS = frozenset(
-    {
-        "aten::all.dims",
-        "aten::amax.default",
-        "aten::amin.default",
-        "aten::any.dims",
-        "aten::logsumexp.default",
-        "aten::mean.dim",
-        "aten::std.correction",
-        "aten::sum.default",
-        "aten::sum.dim_IntList",
-        "aten::var.correction",
-    }
+_OVER_DIMENSIONS = aten_operations(
+    """
+    all.dims amax.default amin.default any.dims logsumexp.default mean.dim std.correction sum.default
+    sum.dim_IntList var.correction
+    """
 )
 _ALL_BY_DEFAULT = frozenset({"aten::amax.default", "aten::amin.default"})
 
@@ -68,28 +54,12 @@ _ALL_BY_DEFAULT = frozenset({"aten::amax.default", "aten::amin.default"})
 #: Operations that reshape a tensor.
 _RESHAPES = frozenset({"aten::_unsafe_view.default", "aten::view.default"})
 #: Operations that fail or are incorrect on a rank without elements.
-_NEED_ELEMENTS = frozenset(
-    {
-        "aten::_log_softmax.default",
-        "aten::_log_softmax_backward_data.default",
-        "aten::_softmax.default",
-        "aten::_softmax_backward_data.default",
-        "aten::amax.default",
-        "aten::amin.default",
-        "aten::argmax.default",
-        "aten::argmin.default",
-        "aten::index_select.default",
-        "aten::logsumexp.default",
-        "aten::max.dim",
-        "aten::mean.default",
-        "aten::mean.dim",
-        "aten::median.dim",
-        "aten::min.dim",
-        "aten::sort.default",
-        "aten::std.correction",
-        "aten::topk.default",
-        "aten::var.correction",
-    }
+_NEED_ELEMENTS = aten_operations(
+    """
+    _log_softmax.default _log_softmax_backward_data.default _softmax.default _softmax_backward_data.default
+    amax.default amin.default argmax.default argmin.default index_select.default logsumexp.default max.dim
+    mean.default mean.dim median.dim min.dim sort.default std.correction topk.default var.correction
+    """
 )
 
 
@@ -232,39 +202,29 @@ def _is_cut(x: DTensor) -> bool:
     return any(not p.is_replicate() for p in x.placements)
 
 
-#: Operations and the number of leading batch dimensions, in all inputs and results.
-_BATCHED = {
-    "aten::_scaled_dot_product_flash_attention_for_cpu.default": 2,
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward.default": 2,
-    "aten::max_pool2d_with_indices.default": 2,
-    "aten::max_pool2d_with_indices_backward.default": 2,
-    "aten::avg_pool2d.default": 2,
-    "aten::avg_pool2d_backward.default": 2,
-    "aten::_adaptive_avg_pool2d.default": 2,
-    "aten::_adaptive_avg_pool2d_backward.default": 2,
-    "aten::upsample_nearest1d.default": 2,
-    "aten::upsample_nearest1d_backward.default": 2,
-    "aten::upsample_nearest2d.default": 2,
-    "aten::upsample_nearest2d_backward.default": 2,
-    "aten::upsample_bilinear2d.default": 2,
-    "aten::upsample_bilinear2d_backward.default": 2,
-}
+#: Operations with two leading batch dimensions, in all inputs and results.
+_BATCHED = aten_operations(
+    """
+    _scaled_dot_product_flash_attention_for_cpu.default _scaled_dot_product_flash_attention_for_cpu_backward.default
+    max_pool2d_with_indices.default max_pool2d_with_indices_backward.default avg_pool2d.default
+    avg_pool2d_backward.default _adaptive_avg_pool2d.default _adaptive_avg_pool2d_backward.default
+    upsample_nearest1d.default upsample_nearest1d_backward.default upsample_nearest2d.default
+    upsample_nearest2d_backward.default upsample_bilinear2d.default upsample_bilinear2d_backward.default
+    """
+)
+_BATCH_DIMENSIONS = 2
 #: Backward operations with an argument at this position for the size of the global result. Its first entries are the
 #: batch dimensions.
 _SIZES_AT = 2
-_SIZED = frozenset(
-    {
-        "aten::upsample_nearest1d_backward.default",
-        "aten::upsample_nearest2d_backward.default",
-        "aten::upsample_bilinear2d_backward.default",
-    }
+_SIZED = aten_operations(
+    "upsample_nearest1d_backward.default upsample_nearest2d_backward.default upsample_bilinear2d_backward.default"
 )
 
 
 def batched_rule(op: Any, name: str, fallback: Run) -> Run | None:
     """Return the rule for a batched operation; None for others."""
     if name in _BATCHED:
-        return _batched(op, _BATCHED[name], name in _SIZED, fallback)
+        return _batched(op, name in _SIZED, fallback)
     if name == "aten::convolution.default":
         return _convolution(op, fallback)
     if name == "aten::convolution_backward.default":
@@ -274,27 +234,27 @@ def batched_rule(op: Any, name: str, fallback: Run) -> Run | None:
     return None
 
 
-def _batched(op: Any, dimensions: int, sized: bool, fallback: Run) -> Run:
+def _batched(op: Any, sized: bool, fallback: Run) -> Run:
     def run(*args: Any, **kwargs: Any) -> Any:
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, DTensor)]
         first = given[0]
         layout = first.placements
         if (
-            any(x.placements != layout or x.shape[:dimensions] != first.shape[:dimensions] for x in given)
-            or first.dim() <= dimensions
-            or not _cut_below(layout, dimensions)
+            any(x.placements != layout or x.shape[:_BATCH_DIMENSIONS] != first.shape[:_BATCH_DIMENSIONS] for x in given)
+            or first.dim() <= _BATCH_DIMENSIONS
+            or not _cut_below(layout, _BATCH_DIMENSIONS)
             or leaves_a_rank_empty(first)
         ):
             return fallback(*args, **kwargs)
         if sized:
-            local_size = [*first._local_tensor.shape[:dimensions], *args[_SIZES_AT][dimensions:]]
+            local_size = [*first._local_tensor.shape[:_BATCH_DIMENSIONS], *args[_SIZES_AT][_BATCH_DIMENSIONS:]]
             args = (*args[:_SIZES_AT], local_size, *args[_SIZES_AT + 1 :])
         out = op(*_locals(args), **_locals(kwargs))
 
         def wrapped(local: Any) -> Any:
             if not isinstance(local, torch.Tensor):
                 return local
-            shape = [*first.shape[:dimensions], *local.shape[dimensions:]]
+            shape = [*first.shape[:_BATCH_DIMENSIONS], *local.shape[_BATCH_DIMENSIONS:]]
             return _as_strided_like(local, first.device_mesh, layout, shape)
 
         return tree_map(wrapped, out)

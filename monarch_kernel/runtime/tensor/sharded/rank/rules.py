@@ -23,7 +23,13 @@ from torch.utils._pytree import tree_leaves
 from monarch_kernel.runtime.tensor.rank import current_executor
 from monarch_kernel.runtime.tensor.rank.program import bare, compiled_source
 from monarch_kernel.runtime.tensor.sharded.rank import views
-from monarch_kernel.runtime.tensor.sharded.rank.batched import batched_rule, guarded, pointwise_rule, special_rule
+from monarch_kernel.runtime.tensor.sharded.rank.batched import (
+    aten_operations,
+    batched_rule,
+    guarded,
+    pointwise_rule,
+    special_rule,
+)
 from monarch_kernel.runtime.tensor.sharded.rank.counts import counts
 from monarch_kernel.runtime.tensor.sharded.rank.layout import dtensor_of, part_of, run_replicated, run_whole
 from monarch_kernel.runtime.tensor.sharded.rank.randomness import MeshGenerator, random_rule
@@ -34,160 +40,31 @@ from monarch_kernel.runtime.tensor.wire import Definition, TensorSlot
 # The list was found by comparing each operation with the same operation on whole tensors, on real ranks (torch 2.13).
 # The correctness matrix of the tests checks each. Other operations have one of our rules, or run on whole tensors.
 
-TRUSTED = frozenset(
-    {
-        "aten::_log_softmax.default",
-        "aten::_log_softmax_backward_data.default",
-        "aten::_softmax.default",
-        "aten::_softmax_backward_data.default",
-        "aten::_to_copy.default",
-        "aten::abs.default",
-        "aten::add.Tensor",
-        "aten::add_.Scalar",
-        "aten::add_.Tensor",
-        "aten::addcdiv.default",
-        "aten::addcmul.default",
-        "aten::addcmul_.default",
-        "aten::addmm.default",
-        "aten::all.default",
-        "aten::all.dim",
-        "aten::amax.default",
-        "aten::any.default",
-        "aten::any.dim",
-        "aten::atan2.default",
-        "aten::baddbmm.default",
-        "aten::bitwise_and.Tensor",
-        "aten::bitwise_and_.Tensor",
-        "aten::bitwise_not.default",
-        "aten::bitwise_or.Tensor",
-        "aten::bitwise_xor.Tensor",
-        "aten::bmm.default",
-        "aten::cat.default",
-        "aten::ceil.default",
-        "aten::clamp.default",
-        "aten::clone.default",
-        "aten::constant_pad_nd.default",
-        "aten::copy_.default",
-        "aten::cos.default",
-        "aten::cumprod.default",
-        "aten::cumsum.default",
-        "aten::diag_embed.default",
-        "aten::diagonal.default",
-        "aten::div.Scalar",
-        "aten::div.Tensor",
-        "aten::div_.Tensor",
-        "aten::dot.default",
-        "aten::elu.default",
-        "aten::embedding.default",
-        "aten::embedding_dense_backward.default",
-        "aten::empty_like.default",
-        "aten::eq.Scalar",
-        "aten::eq.Tensor",
-        "aten::erf.default",
-        "aten::exp.default",
-        "aten::expand.default",
-        "aten::fill_.Scalar",
-        "aten::flip.default",
-        "aten::floor.default",
-        "aten::full_like.default",
-        "aten::ge.Scalar",
-        "aten::gelu.default",
-        "aten::gelu_backward.default",
-        "aten::gt.Tensor",
-        "aten::index.Tensor",
-        "aten::index_put.default",
-        "aten::index_select.default",
-        "aten::isinf.default",
-        "aten::isnan.default",
-        "aten::le.Scalar",
-        "aten::leaky_relu.default",
-        "aten::lerp.Scalar",
-        "aten::log.default",
-        "aten::logical_and.default",
-        "aten::logical_and_.default",
-        "aten::logical_not.default",
-        "aten::logical_or.default",
-        "aten::logical_or_.default",
-        "aten::logsumexp.default",
-        "aten::lt.Tensor",
-        "aten::masked_fill.Scalar",
-        "aten::masked_fill_.Scalar",
-        "aten::max.dim",
-        "aten::maximum.default",
-        "aten::mean.default",
-        "aten::mean.dim",
-        "aten::median.dim",
-        "aten::min.dim",
-        "aten::mish.default",
-        "aten::mm.default",
-        "aten::mul.Scalar",
-        "aten::mul.Tensor",
-        "aten::mul_.Tensor",
-        "aten::native_layer_norm.default",
-        "aten::native_layer_norm_backward.default",
-        "aten::ne.Scalar",
-        "aten::neg.default",
-        "aten::new_empty.default",
-        "aten::new_empty_strided.default",
-        "aten::new_zeros.default",
-        "aten::ones_like.default",
-        "aten::permute.default",
-        "aten::pow.Tensor_Scalar",
-        "aten::pow.Tensor_Tensor",
-        "aten::prod.dim_int",
-        "aten::reciprocal.default",
-        "aten::relu.default",
-        "aten::relu_.default",
-        "aten::remainder.Scalar",
-        "aten::remainder.Tensor",
-        "aten::repeat.default",
-        "aten::roll.default",
-        "aten::round.default",
-        "aten::rsqrt.default",
-        "aten::rsub.Scalar",
-        "aten::scatter.src",
-        "aten::scatter.value",
-        "aten::scatter_.value",
-        "aten::scatter_add.default",
-        "aten::select.int",
-        "aten::select_backward.default",
-        "aten::sgn.default",
-        "aten::sigmoid.default",
-        "aten::sigmoid_backward.default",
-        "aten::sign.default",
-        "aten::silu.default",
-        "aten::silu_backward.default",
-        "aten::sin.default",
-        "aten::slice.Tensor",
-        "aten::slice_backward.default",
-        "aten::softplus.default",
-        "aten::sort.default",
-        "aten::split.Tensor",
-        "aten::sqrt.default",
-        "aten::squeeze.dim",
-        "aten::stack.default",
-        "aten::std.correction",
-        "aten::sub.Scalar",
-        "aten::sub.Tensor",
-        "aten::sum.default",
-        "aten::sum.dim_IntList",
-        "aten::t.default",
-        "aten::tanh.default",
-        "aten::tanh_backward.default",
-        "aten::threshold_backward.default",
-        "aten::topk.default",
-        "aten::transpose.int",
-        "aten::tril.default",
-        "aten::triu.default",
-        "aten::trunc.default",
-        "aten::unbind.int",
-        "aten::unsqueeze.default",
-        "aten::var.correction",
-        "aten::view.default",
-        "aten::where.self",
-        "aten::zero_.default",
-        "aten::zeros_like.default",
-    }
+TRUSTED = aten_operations(
+    """
+    _log_softmax.default _log_softmax_backward_data.default _softmax.default _softmax_backward_data.default
+    _to_copy.default abs.default add.Tensor add_.Scalar add_.Tensor addcdiv.default addcmul.default addcmul_.default
+    addmm.default all.default all.dim amax.default any.default any.dim atan2.default baddbmm.default
+    bitwise_and.Tensor bitwise_and_.Tensor bitwise_not.default bitwise_or.Tensor bitwise_xor.Tensor bmm.default
+    cat.default ceil.default clamp.default clone.default constant_pad_nd.default copy_.default cos.default
+    cumprod.default cumsum.default diag_embed.default diagonal.default div.Scalar div.Tensor div_.Tensor dot.default
+    elu.default embedding.default embedding_dense_backward.default empty_like.default eq.Scalar eq.Tensor
+    erf.default exp.default expand.default fill_.Scalar flip.default floor.default full_like.default ge.Scalar
+    gelu.default gelu_backward.default gt.Tensor index.Tensor index_put.default index_select.default isinf.default
+    isnan.default le.Scalar leaky_relu.default lerp.Scalar log.default logical_and.default logical_and_.default
+    logical_not.default logical_or.default logical_or_.default logsumexp.default lt.Tensor masked_fill.Scalar
+    masked_fill_.Scalar max.dim maximum.default mean.default mean.dim median.dim min.dim mish.default mm.default
+    mul.Scalar mul.Tensor mul_.Tensor native_layer_norm.default native_layer_norm_backward.default ne.Scalar
+    neg.default new_empty.default new_empty_strided.default new_zeros.default ones_like.default permute.default
+    pow.Tensor_Scalar pow.Tensor_Tensor prod.dim_int reciprocal.default relu.default relu_.default remainder.Scalar
+    remainder.Tensor repeat.default roll.default round.default rsqrt.default rsub.Scalar scatter.src scatter.value
+    scatter_.value scatter_add.default select.int select_backward.default sgn.default sigmoid.default
+    sigmoid_backward.default sign.default silu.default silu_backward.default sin.default slice.Tensor
+    slice_backward.default softplus.default sort.default split.Tensor sqrt.default squeeze.dim stack.default
+    std.correction sub.Scalar sub.Tensor sum.default sum.dim_IntList t.default tanh.default tanh_backward.default
+    threshold_backward.default topk.default transpose.int tril.default triu.default trunc.default unbind.int
+    unsqueeze.default var.correction view.default where.self zero_.default zeros_like.default
+    """
 )
 
 
