@@ -25,33 +25,8 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import msgspec
 
 from monarch_kernel import environment, programs
-from monarch_kernel.protocol.announcement import WorkerAnnouncement, find_announcement
-
-__all__ = [
-    "MARKER",
-    "HostPhase",
-    "HostStatus",
-    "InfeasibleError",
-    "JobStatus",
-    "KeyWay",
-    "LaunchError",
-    "LaunchRequest",
-    "Launcher",
-    "LauncherOption",
-    "Resources",
-    "Secret",
-    "StartFailedError",
-    "StartTimeoutError",
-    "SubmissionRefusedError",
-    "Ticket",
-    "WorkerAnnouncement",
-    "WorkerCommand",
-    "find_announcement",
-    "launcher_class",
-    "launcher_names",
-    "own_launchers",
-    "tail",
-]
+from monarch_kernel.protocol.announcement import WorkerAnnouncement as WorkerAnnouncement
+from monarch_kernel.protocol.announcement import find_announcement as find_announcement  # launchers take both from here
 
 T = TypeVar("T")
 

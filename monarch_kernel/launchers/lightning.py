@@ -37,9 +37,6 @@ from monarch_kernel.launchers.base import (
 from monarch_kernel.launchers.engine_job import EngineJob
 from monarch_kernel.launchers.scripts import Script, one_word, script
 
-__all__ = ["LightningLauncher"]
-
-
 # Send requests to the Lightning platform, with the client that its SDK generates from the platform's API description.
 #
 # The classes ``lightning_sdk.Job``, ``Studio`` and ``Teamspace`` are not used. When one of their calls fails, they

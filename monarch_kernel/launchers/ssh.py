@@ -32,9 +32,6 @@ from monarch_kernel.launchers.job import checked_meshes
 from monarch_kernel.launchers.scripts import Script, one_word, script
 from monarch_kernel.launchers.tunnel import Tunnels, reaches
 
-__all__ = ["SSHLauncher"]
-
-
 # Build all command lines of the system's ssh.
 
 #: No user can answer a prompt, and the remote command has no terminal.

@@ -390,6 +390,3 @@ def forget_debugger() -> None:
         debugger, _debugger = _debugger, None
     if debugger is not None:
         debugger.close()
-
-
-__all__ = ["DriverError", "MeshDebugger", "existing_debugger", "forget_debugger", "get_debugger"]

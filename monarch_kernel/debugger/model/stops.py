@@ -10,22 +10,6 @@ from typing import Literal, NamedTuple
 
 from monarch_kernel.debugger.source_locations import USER, SourceLocation
 
-__all__ = [
-    "ANY_ERROR",
-    "Bound",
-    "Breakpoint",
-    "Evaluation",
-    "How",
-    "NotSteppable",
-    "Reason",
-    "Resumed",
-    "Stop",
-    "StopFrame",
-    "Stopped",
-    "Variable",
-]
-
-
 # The stacks of a rank, with the cell, endpoint or task of each. Plain values; named tuples, which pickle fast.
 
 #: The kinds of code that a stack belongs to.

@@ -539,9 +539,6 @@ def _bind_memory(nodes: Sequence[int]) -> None:
         raise OSError(f"membind: memory cannot be bound to the NUMA nodes {list(nodes)} here: {why}")
 
 
-__all__ = ["Rank", "main"]
-
-
 class _Seeds:
     """The seeds of this process's random number generators."""
 

@@ -314,6 +314,3 @@ class Parked:
                     signal.pthread_kill(self.stop.thread, _SIGNAL)
                 else:
                     raise_in_thread(self.stop.thread, _Abandoned)
-
-
-__all__ = ["Onward", "Parked"]

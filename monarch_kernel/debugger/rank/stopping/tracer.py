@@ -595,6 +595,3 @@ def _name_of(thread: int) -> str:
     # `threading.current_thread()` would create an object for a thread that Python has not started.
     active: dict[int, threading.Thread] = getattr(threading, "_active", {})
     return active[thread].name if thread in active else ""
-
-
-__all__ = ["MAX_FRAMES", "StopTracer"]
