@@ -32,16 +32,7 @@ class ProcRef(msgspec.Struct, array_like=True, frozen=True):
 
     def agent_ref(self) -> "ProcRef":
         """Return the reference of its host agent."""
-        return ProcRef(
-            self.agent,
-            self.agent_address,
-            self.host,
-            self.agent,
-            self.agent_address,
-            self.site,
-            self.gateway,
-            self.gateway_address,
-        )
+        return self.beside(self.agent, self.agent_address)
 
     @property
     def is_controller(self) -> bool:

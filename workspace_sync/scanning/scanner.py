@@ -6,7 +6,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -762,16 +762,6 @@ class Scan:
             f"{printable(self.path_of(folder, name))} changed while it was read for the sync. Hosts keep the tree that "
             "they have; sync again when what writes it is done, or leave it out with a line in a .meshignore file."
         )
-
-    def read_many(self, wanted: Iterable[tuple[bytes, memoryview]]) -> None:
-        """Read several pieces, as ``read`` does.
-
-        Raises:
-            KeyError: the workspace has no such piece.
-            ScanError: a file has changed since the scan.
-        """
-        for digest, into in wanted:
-            self.read(digest, into)
 
     def path_of(self, place: bytes, name: bytes = b"") -> bytes:
         """Return the client's path of a folder of the tree, or of a file in it."""
