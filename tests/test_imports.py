@@ -401,6 +401,7 @@ ALONE = {
     f"{KERNEL}.rank.cell_runner": "debuggers know a cell by the frames of this file, which holds nothing else",
     f"{KERNEL}.rank.cell_loop": "its frames, which are below those of a cell that awaits, must not be the runner's",
     f"{WIDGETS}.mesh_widget": "its classes need anywidget and ipywidgets, which are loaded with the first live view",
+    "monarch_kernel.server": "its folder has data, and it loads where the packages that `routes` needs are missing",
     "monarch_kernel.tools": "Monarch's paths of modules, which programs import",
     "workspace_sync.environment.conda_unpack": "archives of environments hold it; hosts run it without this package",
     "workspace_sync.mounts.guardian": "a program of its own, which outlives the process that starts it",

@@ -7,6 +7,7 @@ whose first element is the tag), and a body. Each header documents its body, usu
 This file is long because the wire protocol is one list: a new message is added next to all others and their version.
 """
 
+# pyright: reportUnusedImport=false
 # No `from __future__ import annotations` in modules of messages: msgspec would evaluate each annotation from its
 # text, which takes longer than everything else in them.
 import functools
@@ -20,7 +21,7 @@ import msgspec
 import monarch_kernel.protocol.casts
 import monarch_kernel.protocol.gateway_messages
 import monarch_kernel.protocol.kept_mesh
-import monarch_kernel.protocol.observation  # noqa: F401  # pyright: ignore[reportUnusedImport]  # define messages, too
+import monarch_kernel.protocol.observation  # noqa: F401  # these modules define messages, too
 from monarch_kernel.protocol.placement import Placement
 from monarch_kernel.protocol.refs import Death, DeathKind, Message, ProcRef, Seconds, SegmentRef
 

@@ -28,9 +28,9 @@ import monarch_kernel.runtime.actor.meshes.proc_mesh  # noqa: F401  # pyright: i
 from monarch_kernel import aliases, environment, logs
 from monarch_kernel.protocol import main_module
 from monarch_kernel.protocol.kept_mesh import Adopt
-from monarch_kernel.protocol.messages import ERROR, OK, Bootstrap, ObserveRank, ProcRef, RankConfig, Reply
+from monarch_kernel.protocol.messages import ERROR, OK, Bootstrap, ProcRef, RankConfig, Reply
 from monarch_kernel.protocol.messages import encode as encode_header
-from monarch_kernel.protocol.observation import ActorActivity, RankActivity
+from monarch_kernel.protocol.observation import ActorActivity, ObserveRank, RankActivity
 from monarch_kernel.protocol.refs import Death
 from monarch_kernel.protocol.serialize import Body, dumps, loads
 from monarch_kernel.runtime.actor import child_processes, extensions

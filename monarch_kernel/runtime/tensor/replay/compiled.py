@@ -10,6 +10,7 @@ not repeat a function, the function runs normally, and a warning gives the reaso
 
 from __future__ import annotations
 
+import builtins
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -390,7 +391,7 @@ def _host_function(recorder: ReplayRecorder) -> Callable[..., dict[str, Any] | N
     given = ", ".join(f"{variable!r}: {variable}" for variable in wanted)
     source = f"def host({formals}):\n" + "".join(f"    {line}\n" for line in host.lines) + f"    return {{{given}}}\n"
     names = dict(host.names)
-    exec(compile(source, "<numbers of a replay>", "exec"), names)
+    exec(builtins.compile(source, "<numbers of a replay>", "exec"), names)
     return names["host"]
 
 
