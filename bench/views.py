@@ -25,14 +25,12 @@ from monarch_kernel.actor import Actor, endpoint, this_host
 from monarch_kernel.protocol.messages import (
     Death,
     DeathKind,
-    Observe,
-    ObserveRank,
     ProcRef,
     ProcSpec,
     ReportProcs,
     encode,
 )
-from monarch_kernel.protocol.observation import ActorActivity, ProcFigures, RankActivity
+from monarch_kernel.protocol.observation import ActorActivity, Observe, ObserveRank, ProcFigures, RankActivity
 from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 from monarch_kernel.runtime.actor.process import get_system
 from monarch_kernel.runtime.actor.system import shutdown

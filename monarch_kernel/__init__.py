@@ -99,8 +99,10 @@ __all__ = [
 ]
 
 
-#: Names that Monarch's package also exports. They are loaded on first use to keep ``import monarch_kernel`` fast.
+#: Names that Monarch's package also exports, most of them of its tensors. They are loaded on first use to keep
+#: ``import monarch_kernel`` fast. The functions below are found before this table is.
 _LOADED_AT_FIRST_USE = {
+    **dict.fromkeys(__all__, "monarch_kernel.tensor"),
     **dict.fromkeys(("Extent", "NDSlice", "Selection", "Shape"), "monarch_kernel.runtime.mesh"),
     **dict.fromkeys(("ActorFuture", "Future"), "monarch_kernel.actor"),
     **dict.fromkeys(
@@ -108,35 +110,6 @@ _LOADED_AT_FIRST_USE = {
         "monarch_kernel.config",
     ),
     **dict.fromkeys(("distribute", "module_to_mesh"), "monarch_kernel.distributed"),
-    **dict.fromkeys(
-        (
-            "OpaqueRef",
-            "Simulator",
-            "RemoteProcessGroup",
-            "Stream",
-            "Tensor",
-            "call_on_shard_and_fetch",
-            "coalescing",
-            "compile",
-            "fetch_shard",
-            "function_resolvers",
-            "get_active_mesh",
-            "get_active_stream",
-            "grad_function",
-            "grad_generator",
-            "inspect",
-            "no_mesh",
-            "reduce",
-            "reduce_",
-            "remote",
-            "set_meta",
-            "show",
-            "slice_mesh",
-            "to_mesh",
-            "world_mesh",
-        ),
-        "monarch_kernel.tensor",
-    ),
 }
 #: Modules that are available as attributes after ``import monarch_kernel``, as in Monarch's package.
 _MODULES = frozenset({"builtins", "distributed", "exceptions", "timer"})

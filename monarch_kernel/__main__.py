@@ -21,74 +21,46 @@ if TYPE_CHECKING:
 
 
 class _Command(NamedTuple):
-    """A command. Its module is imported only when the command is called."""
+    """A command."""
 
-    help: str
-    setup: str
-    """``module:function``. The function adds options to a parser and sets ``run``, a function that takes the parsed
-    options and returns the exit status.
+    module: str
+    """The module of ``monarch_kernel.cli`` with its function ``add_NAME_command``, imported only when it is called. The
+    function adds options to a parser and sets ``run``, a function that takes the parsed options and returns the exit
+    status.
     """
+    help: str
 
 
 _COMMANDS = {
-    "install": _Command(
-        "register this environment's kernel with Jupyter", "monarch_kernel.cli.install:add_install_command"
-    ),
-    "uninstall": _Command("undo install", "monarch_kernel.cli.install:add_uninstall_command"),
-    "doctor": _Command(
-        "check what is installed and usable here, and how to add the rest",
-        "monarch_kernel.cli.doctor:add_doctor_command",
-    ),
-    "worker": _Command(
-        "make this host available to controllers on this or other hosts",
-        "monarch_kernel.cli.worker:add_worker_command",
-    ),
-    "debug": _Command(
-        "stop, step and inspect the ranks of a kernel or script that runs on this machine",
-        "monarch_kernel.cli.debug:add_debug_command",
-    ),
-    "look": _Command(
-        "inspect running processes from outside: torchrun, Slurm, any pids",
-        "monarch_kernel.cli.look:add_look_command",
-    ),
-    "report": _Command(
-        "write the current state of all ranks of a prepared job, and why it hangs",
-        "monarch_kernel.cli.report:add_report_command",
-    ),
-    "stragglers": _Command(
-        "find the ranks that reach collectives late, from recorded files",
-        "monarch_kernel.cli.stragglers:add_stragglers_command",
-    ),
-    "replay": _Command(
-        "run one rank's captured training step again, in this process alone",
-        "monarch_kernel.cli.replay:add_replay_command",
-    ),
-    "up": _Command("request hosts from a provider", "monarch_kernel.cli.jobs:add_up_command"),
-    "apply": _Command(
-        "request the hosts of a job that a Python file or module defines", "monarch_kernel.cli.apply:add_apply_command"
-    ),
+    "install": _Command("install", "register this environment's kernel with Jupyter"),
+    "uninstall": _Command("install", "undo install"),
+    "doctor": _Command("doctor", "check what is installed and usable here, and how to add the rest"),
+    "worker": _Command("worker", "make this host available to controllers on this or other hosts"),
+    "debug": _Command("debug", "stop, step and inspect the ranks of a kernel or script that runs on this machine"),
+    "look": _Command("debug", "inspect running processes from outside: torchrun, Slurm, any pids"),
+    "report": _Command("debug", "write the current state of all ranks of a prepared job, and why it hangs"),
+    "stragglers": _Command("debug", "find the ranks that reach collectives late, from recorded files"),
+    "replay": _Command("replay", "run one rank's captured training step again, in this process alone"),
+    "up": _Command("jobs", "request hosts from a provider"),
+    "apply": _Command("jobs", "request the hosts of a job that a Python file or module defines"),
     "join": _Command(
-        "list jobs for %%mesh join that another program started; prepare an environment or processes",
-        "monarch_kernel.cli.join:add_join_command",
+        "join", "list jobs for %%mesh join that another program started; prepare an environment or processes"
     ),
-    "jobs": _Command("list all your jobs, on all providers", "monarch_kernel.cli.jobs:add_jobs_command"),
-    "status": _Command("show the hosts of a job", "monarch_kernel.cli.jobs:add_status_command"),
-    "logs": _Command("print the output of the workers of a job", "monarch_kernel.cli.jobs:add_logs_command"),
-    "kill": _Command("end jobs", "monarch_kernel.cli.jobs:add_kill_command"),
-    "exec": _Command("run a command on the hosts of a job", "monarch_kernel.cli.exec:add_exec_command"),
-    "shell": _Command("open a shell on a host of a job", "monarch_kernel.cli.shell:add_shell_command"),
-    "forward": _Command(
-        "forward a TCP port of a host of a job to this machine", "monarch_kernel.cli.forward:add_forward_command"
-    ),
-    "completion": _Command(
-        "print the completion script for bash or zsh",
-        "monarch_kernel.cli.completion:add_completion_command",
-    ),
-    "keys": _Command(
-        "make keys for controllers and workers, and maintain lists of keys that may connect",
-        "monarch_kernel.cli.keys:add_keys_command",
-    ),
+    "jobs": _Command("jobs", "list all your jobs, on all providers"),
+    "status": _Command("jobs", "show the hosts of a job"),
+    "logs": _Command("jobs", "print the output of the workers of a job"),
+    "kill": _Command("jobs", "end jobs"),
+    "exec": _Command("exec", "run a command on the hosts of a job"),
+    "shell": _Command("exec", "open a shell on a host of a job"),
+    "forward": _Command("exec", "forward a TCP port of a host of a job to this machine"),
+    "completion": _Command("completion", "print the completion script for bash or zsh"),
+    "keys": _Command("keys", "make keys for controllers and workers, and maintain lists of keys that may connect"),
 }
+
+
+def _add_options(name: str, parser: argparse.ArgumentParser) -> None:
+    """Add the options of a command to its parser."""
+    getattr(import_module(f"monarch_kernel.cli.{_COMMANDS[name].module}"), f"add_{name}_command")(parser)
 
 
 def commands() -> list[str]:
@@ -103,8 +75,7 @@ def command_parser(name: str) -> argparse.ArgumentParser | None:
     import argparse
 
     parser = argparse.ArgumentParser(prog=f"monarch-kernel {name}")
-    module, _, function = _COMMANDS[name].setup.partition(":")
-    getattr(import_module(module), function)(parser)
+    _add_options(name, parser)
     return parser
 
 
@@ -118,11 +89,10 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"monarch_kernel {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, (text, setup) in _COMMANDS.items():
+    for name, (_, text) in _COMMANDS.items():
         sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         if name == command:
-            module, _, function = setup.partition(":")
-            getattr(import_module(module), function)(sub)
+            _add_options(name, sub)
     return parser
 
 

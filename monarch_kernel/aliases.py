@@ -33,7 +33,7 @@ _PRIVATE: dict[str, tuple[str, ...]] = {
     "common.invocation": ("exceptions", "tensor"),
     "common.selection": ("",),
     "distributed_telemetry": ("watch",),
-    "distributed_telemetry.profiler": ("watch.profiler",),
+    "distributed_telemetry.profiler": ("watch.tracing:profile=profile",),
     "proc_mesh": ("actor",),
     "simulator.interface": ("tensor:Simulator=SimulatorInterface",),
     "simulator.simulator": ("tensor",),

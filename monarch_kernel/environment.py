@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -27,9 +27,9 @@ class EnvironmentVariable(Generic[T]):
 
     Args:
         name: its name without the common prefix.
-        parse: converts text to the value; raises ValueError for text that is not allowed.
+        kind: converts text to the value, raising ValueError for text that is not allowed, and describes the allowed
+            values, for errors and documentation.
         default: the text to use if the variable is unset or empty, or a function that returns it.
-        allowed: a description of the allowed values, for errors and documentation.
         meaning: the effect of the variable.
         read_by: the processes that read it.
         shown_default: a description of the default, if its text is not self-explanatory.
@@ -40,19 +40,17 @@ class EnvironmentVariable(Generic[T]):
     def __init__(
         self,
         name: str,
-        parse: Callable[[str], T],
+        kind: _Kind[T],
         default: str | Callable[[], str],
-        allowed: str,
         meaning: str,
         read_by: str,
         shown_default: str = "",
     ) -> None:
         self.name = _PREFIX + name
-        self.allowed = allowed
         self.meaning = meaning
         self.read_by = read_by
         self.shown_default = shown_default or str(default)
-        self._parse = parse
+        self._parse, self.allowed = kind
         self._default = default
         _variables.append(self)
 
@@ -98,6 +96,14 @@ class EnvironmentVariable(Generic[T]):
 _variables: list[EnvironmentVariable[Any]] = []
 
 
+def user_folder(kind: Literal["config", "state"]) -> str:
+    """Return the folder of this package with the configuration or the state of this user, which need not exist."""
+    base = os.environ.get(f"XDG_{kind.upper()}_HOME", "")
+    if not os.path.isabs(base):  # the XDG specification requires ignoring such a setting
+        base = os.path.expanduser({"config": "~/.config", "state": "~/.local/state"}[kind])
+    return os.path.join(base, "monarch_kernel")
+
+
 def variables() -> tuple[EnvironmentVariable[Any], ...]:
     """Return all environment variables that users may set, in the order of the documentation."""
     return tuple(_variables)
@@ -118,37 +124,46 @@ def check() -> None:
 # -- kinds of values -----------------------------------------------------------------------------
 
 
-def _seconds(least: float, most: float = 1e9) -> Callable[[str], float]:
+class _Kind(NamedTuple, Generic[T]):
+    """How a value is parsed, and a description of the allowed ones."""
+
+    parse: Callable[[str], T]
+    allowed: str
+
+
+def _seconds(least: float, most: float = 1e9) -> _Kind[float]:
     def parse(text: str) -> float:
         seconds = float(text)
         if not least <= seconds <= most:  # rejects NaN, too
             raise ValueError(text)
         return seconds
 
-    return parse
+    limits = f", {least:g} or more" if most == 1e9 else f" from {least:g} to {most:.0f}"
+    return _Kind(parse, f"a number of seconds{limits}")
 
 
-def _whole(least: int) -> Callable[[str], int]:
+def _whole(least: int, unit: str = "") -> _Kind[int]:
     def parse(text: str) -> int:
         number = int(text)
         if number < least:
             raise ValueError(text)
         return number
 
-    return parse
+    return _Kind(parse, f"a whole number{unit}, {least} or more")
 
 
-def _index(text: str) -> int | None:
-    return _whole(0)(text) if text else None
+_BYTES = _whole(0, " of bytes")
+_INDEX = _Kind[int | None](lambda text: _whole(0).parse(text) if text else None, _whole(0).allowed)
 
 
-def _one_of(*choices: str) -> Callable[[str], str]:
+def _one_of(*choices: str) -> _Kind[str]:
     def parse(text: str) -> str:
         if text not in choices:
             raise ValueError(text)
         return text
 
-    return parse
+    shown = [f"`{choice}`" for choice in choices if choice]
+    return _Kind(parse, " or ".join(shown) if len(shown) == 2 else f"one of {', '.join(shown)}")
 
 
 def _flag(text: str) -> bool | None:
@@ -157,8 +172,11 @@ def _flag(text: str) -> bool | None:
     return text == "1" if text else None
 
 
-def _text(text: str) -> str:
-    return text
+_FLAG = _Kind(_flag, "`0` or `1`")
+
+
+def _text(allowed: str) -> _Kind[str]:
+    return _Kind(str, allowed)
 
 
 def _meeting_point(text: str) -> str:
@@ -183,18 +201,16 @@ def _quarter_of_memory() -> str:
 
 KEY_FILE = EnvironmentVariable(
     "KEY_FILE",
-    _text,
+    _text("the path of a key file"),
     "",
-    "the path of a key file",
     "the key with which this process authenticates over TCP if neither `key_file=` nor `--key-file` names one",
     "controller, worker",
     shown_default="this user's own key",
 )
 ALLOW = EnvironmentVariable(
     "ALLOW",
-    _text,
+    _text("the path of an allow-list"),
     "",
-    "the path of an allow-list",
     "the list of keys that may connect, if neither `allow=` nor `--allow` names one",
     "controller, worker",
     shown_default="the key file's name followed by `.allow`",
@@ -203,7 +219,6 @@ HEARTBEAT_TIMEOUT = EnvironmentVariable(
     "HEARTBEAT_TIMEOUT",
     _seconds(0.1, 3600),
     "3",
-    "a number of seconds from 0.1 to 3600",
     "how long a host may be silent before it counts as lost; set the same value for all processes",
     "controller, worker",
 )
@@ -211,7 +226,6 @@ SILENCE_TIMEOUT = EnvironmentVariable(
     "SILENCE_TIMEOUT",
     _seconds(0.1, 1e6),
     "600",
-    "a number of seconds from 0.1 to 1000000",
     "how long a process that runs user code may be silent while its host still answers",
     "controller, worker",
 )
@@ -219,7 +233,6 @@ START_LIMIT = EnvironmentVariable(
     "START_LIMIT",
     _seconds(0),
     "120",
-    "a number of seconds, 0 or more",
     "how long a rank may take to start, 0: no limit; `mesh_proc_spawn_max_idle` of `configure` overrides it",
     "controller, host agent, worker",
 )
@@ -227,7 +240,6 @@ PING_PERIOD = EnvironmentVariable(
     "PING_PERIOD",
     _seconds(0),
     "1",
-    "a number of seconds, 0 or more",
     "how often a host agent pings its ranks; 0: never",
     "host agent, worker",
 )
@@ -235,24 +247,21 @@ UNRESPONSIVE_AFTER = EnvironmentVariable(
     "UNRESPONSIVE_AFTER",
     _seconds(0),
     "3",
-    "a number of seconds, 0 or more",
     "how long a rank may leave a ping unanswered before it is reported as unresponsive",
     "host agent, worker",
 )
 KEPT_DIR = EnvironmentVariable(
     "KEPT_DIR",
-    _text,
+    _text("the path of a folder"),
     "",
-    "the path of a folder",
     "the folder that contains those of kept meshes",
     "controller",
     shown_default="`<tmp>/monarch-kernel-<uid>/kept`",
 )
 BACKLOG = EnvironmentVariable(
     "BACKLOG",
-    _whole(0),
+    _BYTES,
     "1048576",
-    "a whole number of bytes, 0 or more",
     "how much output of a kept rank is shown to a controller that attaches again",
     "worker of a kept mesh",
 )
@@ -261,18 +270,16 @@ BACKLOG = EnvironmentVariable(
 
 SYNC_FOLDER = EnvironmentVariable(
     "SYNC_FOLDER",
-    _text,
+    _text("the path of a folder"),
     "",
-    "the path of a folder",
     "where a host keeps the workspaces and environments that are synced to it",
     "agents of workspace sync, ranks",
     shown_default="`~/.cache/monarch_kernel/sync`",
 )
 SYNC_KEEP = EnvironmentVariable(
     "SYNC_KEEP",
-    _whole(0),
+    _BYTES,
     "10737418240",
-    "a whole number of bytes, 0 or more",
     "how much content outside of trees a host keeps for rollback and reuse; beyond that, the oldest is removed",
     "agents of workspace sync",
 )
@@ -283,7 +290,6 @@ CAST_FANOUT = EnvironmentVariable(
     "CAST_FANOUT",
     _whole(1),
     "16",
-    "a whole number, 1 or more",
     "the number of host agents to which a process sends a cast directly; beyond that, agents forward it as a tree",
     "controller, ranks",
 )
@@ -291,40 +297,35 @@ ERROR_GRACE = EnvironmentVariable(
     "ERROR_GRACE",
     _seconds(0),
     "1",
-    "a number of seconds, 0 or more",
     "how long a call that has failed on one rank waits for the others, so that one error covers all failures",
     "controller, ranks",
 )
 SEGMENT_THRESHOLD = EnvironmentVariable(
     "SEGMENT_THRESHOLD",
-    _whole(0),
+    _BYTES,
     "131072",
-    "a whole number of bytes, 0 or more",
     "smaller buffers of a message (in total) are sent through the socket, others in shared memory",
     "all",
 )
 DIRECT_THRESHOLD = EnvironmentVariable(
     "DIRECT_THRESHOLD",
-    _whole(0),
+    _BYTES,
     "1048576",
-    "a whole number of bytes, 0 or more",
     "from this size on, the body of a message to another host is sent directly, by the data plane, and not through "
     "the host agents; 0: never",
     "all",
 )
 SEGMENT_KEEP = EnvironmentVariable(
     "SEGMENT_KEEP",
-    _whole(0),
+    _BYTES,
     "1073741824",
-    "a whole number of bytes, 0 or more",
     "how much free shared memory a process keeps for its next messages",
     "all",
 )
 SEGMENT_LIMIT = EnvironmentVariable(
     "SEGMENT_LIMIT",
-    _whole(0),
+    _BYTES,
     _quarter_of_memory,
-    "a whole number of bytes, 0 or more",
     "how much shared memory the messages of one process may use; beyond that, buffers are sent through the socket",
     "all",
     shown_default="a quarter of the memory",
@@ -336,7 +337,6 @@ POST_MORTEM = EnvironmentVariable(
     "POST_MORTEM",
     _seconds(0),
     "300",
-    "a number of seconds, 0 or more",
     "how long the frames of a failed endpoint or cell are kept for post-mortem debugging; 0: not at all",
     "controller, ranks",
 )
@@ -344,7 +344,6 @@ ORPHANED_STOPS = EnvironmentVariable(
     "ORPHANED_STOPS",
     _one_of("resume", "end"),
     "resume",
-    "`resume` or `end`",
     "what stopped ranks of a kept mesh do when their controller has ended",
     "ranks",
 )
@@ -361,7 +360,6 @@ RDMA_BACKEND = EnvironmentVariable(
     "RDMA_BACKEND",
     _one_of("auto", *BACKENDS),
     "auto",
-    "one of " + ", ".join(f"`{name}`" for name in ("auto", *BACKENDS)),
     "forces a backend; `auto` selects one for each pair of processes",
     "all",
 )
@@ -369,15 +367,13 @@ RDMA_TCP = EnvironmentVariable(
     "RDMA_TCP",
     _one_of(ENCRYPTED, TRUSTED_NETWORK),
     ENCRYPTED,
-    f"`{ENCRYPTED}` or `{TRUSTED_NETWORK}`",
     "whether data may be sent by TCP without encryption",
     "all",
 )
 RDMA_TCP_FALLBACK = EnvironmentVariable(
     "RDMA_TCP_FALLBACK",
-    _flag,
+    _FLAG,
     "",
-    "`0` or `1`",
     "0: an error instead of TCP between hosts, unless TCP is forced; 1: TCP without a warning",
     "all",
     shown_default="TCP, with a warning",
@@ -386,7 +382,6 @@ RDMA_STREAMS = EnvironmentVariable(
     "RDMA_STREAMS",
     _whole(0),
     _one_per_core,
-    "a whole number, 0 or more",
     "connections that share a large transfer by TCP",
     "all",
     shown_default="one per core, up to 4",
@@ -395,33 +390,29 @@ RDMA_THREADS = EnvironmentVariable(
     "RDMA_THREADS",
     _whole(0),
     _one_per_core,
-    "a whole number, 0 or more",
     "threads that share a large copy within a host",
     "all",
     shown_default="one per core, up to 4",
 )
 RDMA_HUGEPAGES = EnvironmentVariable(
     "RDMA_HUGEPAGES",
-    _whole(0),
+    _BYTES,
     "8388608",
-    "a whole number of bytes, 0 or more",
     "registered memory of at least this size is moved to huge pages; 0: never",
     "all",
 )
 RDMA_DEVICE = EnvironmentVariable(
     "RDMA_DEVICE",
-    _text,
+    _text("names of cards as `ibv_devices` lists them, with or without `:PORT`, separated by commas"),
     "",
-    "names of cards as `ibv_devices` lists them, with or without `:PORT`, separated by commas",
     "the RDMA cards to use",
     "all",
     shown_default="one of the fastest ports",
 )
 RDMA_GID_INDEX = EnvironmentVariable(
     "RDMA_GID_INDEX",
-    _index,
+    _INDEX,
     "",
-    "a whole number, 0 or more",
     "RoCE: the entry of the port's address table to use, on all hosts",
     "all",
     shown_default="the best that both sides have",
@@ -430,7 +421,6 @@ RDMA_QUEUE_PAIRS = EnvironmentVariable(
     "RDMA_QUEUE_PAIRS",
     _whole(1),
     "4",
-    "a whole number, 1 or more",
     "queue pairs to one owner, over which a large transfer is spread",
     "all",
 )
@@ -438,33 +428,29 @@ RDMA_REGIONS = EnvironmentVariable(
     "RDMA_REGIONS",
     _whole(0),
     "64",
-    "a whole number, 0 or more",
     "how many pieces of memory stay registered for later transfers, per card",
     "all",
 )
 RDMA_REGION_BYTES = EnvironmentVariable(
     "RDMA_REGION_BYTES",
-    _whole(0),
+    _BYTES,
     "17179869184",
-    "a whole number of bytes, 0 or more",
     "how much memory stays registered for later transfers, per card",
     "all",
 )
 
 AUDIT_LOG = EnvironmentVariable(
     "AUDIT_LOG",
-    _text,
+    _text("the path of a file"),
     "",
-    "the path of a file",
     "a kernel appends the user, source and ranks of each run to it, as JSON lines",
     "kernel",
     shown_default="none: nothing is written",
 )
 AUDIT_TEXT = EnvironmentVariable(
     "AUDIT_TEXT",
-    _flag,
+    _FLAG,
     "0",
-    "0 or 1",
     "1: the audit log contains the text of cells, not only its digest",
     "kernel",
 )
@@ -473,15 +459,13 @@ ENGINE = EnvironmentVariable(
     "ENGINE",
     _one_of("monarch_kernel", "torchmonarch"),
     "monarch_kernel",
-    "`monarch_kernel` or `torchmonarch`",
     "the runtime under the kernel, the magics and the debugger",
     "kernel",
 )
 JOIN = EnvironmentVariable(
     "JOIN",
-    _text,
+    _text("up to 64 letters, digits, `.`, `_` and `-`"),
     "",
-    "up to 64 letters, digits, `.`, `_` and `-`",
     "the name under which notebooks can join this process (`monarch_kernel.join`)",
     "ranks of jobs that others start",
     shown_default="the name of the script",
@@ -490,7 +474,6 @@ JOIN_HOLD = EnvironmentVariable(
     "JOIN_HOLD",
     _seconds(0),
     "0",
-    "a number of seconds, 0 or more",
     "how long such a process waits after a fatal exception for a notebook to inspect its frames",
     "ranks of jobs that others start",
 )
@@ -499,7 +482,6 @@ JOIN_ON_HANG = EnvironmentVariable(
     "JOIN_ON_HANG",
     _one_of("", "dump", "hold"),
     "",
-    "`dump` or `hold`",
     "write a report when such a job makes no progress; `hold`: also hold ranks that fail later, as `JOIN_HOLD` does",
     "ranks of jobs that others start",
     shown_default="no report",
@@ -508,33 +490,29 @@ JOIN_HANG_AFTER = EnvironmentVariable(
     "JOIN_HANG_AFTER",
     _seconds(1),
     "300",
-    "a number of seconds, 1 or more",
     "how long a job may make no progress before that report is written",
     "ranks of jobs that others start",
 )
 JOIN_REPORTS = EnvironmentVariable(
     "JOIN_REPORTS",
-    _text,
+    _text("the path of a folder"),
     "",
-    "the path of a folder",
     "where that report is written",
     "ranks of jobs that others start",
     shown_default="`NAME-reports` in the working folder",
 )
 JOIN_MEET = EnvironmentVariable(
     "JOIN_MEET",
-    _meeting_point,
+    _Kind(_meeting_point, "`host:port`"),
     "",
-    "`host:port`",
     "the address at which such processes on several machines and notebooks meet (`docs/join.md`)",
     "ranks of jobs that others start, `%mesh join`, `%mesh jobs`",
     shown_default="none",
 )
 JOIN_WEBHOOK = EnvironmentVariable(
     "JOIN_WEBHOOK",
-    _text,
+    _text("a URL (`https`, or `http` of this machine), or the path of a file that you own and that contains it"),
     "",
-    "a URL (`https`, or `http` of this machine), or the path of a file that you own and that contains it",
     "the address to which such a report is posted; it is never shown",
     "ranks of jobs that others start, `monarch-kernel report --post`",
     shown_default="none",

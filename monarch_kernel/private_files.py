@@ -10,9 +10,8 @@ its folder need not be private. ``is_own`` returns whether a connection to a loo
 This module only exports names; ``monarch_kernel.protocol`` and ``monarch_kernel.runtime.node`` have the code.
 """
 
-from monarch_kernel.protocol.append_only_file import AppendOnlyFile
-from monarch_kernel.protocol.loopback_peers import is_own
 from monarch_kernel.protocol.private_files import (
+    AppendOnlyFile,
     NotPrivateError,
     PrivateFolder,
     read_own_file,
@@ -20,7 +19,7 @@ from monarch_kernel.protocol.private_files import (
     write_own_file,
     written_whole,
 )
-from monarch_kernel.protocol.socket_peers import is_ours, peer_of
+from monarch_kernel.protocol.socket_peers import is_ours, is_own, peer_of
 from monarch_kernel.runtime.node.link import listens
 
 __all__ = [

@@ -156,7 +156,7 @@ ALLOWED: dict[str, set[str]] = {
         f"{RUNTIME}.host.worker_exec",
         f"{RUNTIME}.host.worker_start",
         f"{ENGINES}.join",
-        f"{WATCH}.profiler",
+        f"{WATCH}.tracing",
         f"{RUNTIME}.transfer.verbs.card",
         f"{NUMERICS}.step_capture",
         f"{NUMERICS}.step_replay",
@@ -189,7 +189,7 @@ EXCEPTIONS = {
     "monarch_kernel.aliases": {"workspace_sync.mounts", "workspace_sync.model.workspace"},
     f"{RUNTIME}.actor.errors": {"monarch_kernel.errors"},
     f"{RUNTIME}.actor.unhandled_fault": {"monarch_kernel.actor"},
-    f"{DEBUGGER}.rank.task_stacks": {f"{RUNTIME}.actor.execution.async_instance"},
+    f"{DEBUGGER}.rank.stacks": {f"{RUNTIME}.actor.execution.async_instance"},
     # The telemetry of a job and its servers: what the watch sees; its mounts.
     f"{LAUNCHERS}.services": {WATCH},
     f"{LAUNCHERS}.job": {WATCH, "workspace_sync.mounts"},
@@ -332,10 +332,7 @@ CIRCLES: dict[str, set[str]] = {
     "the debugger's agents and its hub call each other, and its package gives the hub": {
         DEBUGGER,
         f"{DEBUGGER}.rank.rank_debugger",
-        *(
-            f"{DEBUGGER}.controller.{module}"
-            for module in ("breakpoints", "collective_timeouts", "hub", "hub_actor", "query", "registry")
-        ),
+        *(f"{DEBUGGER}.controller.{module}" for module in ("breakpoints", "hub", "hub_actor", "query", "registry")),
     },
     "a rank's shell is made when a cell first needs it": {
         f"{KERNEL}.rank.lazy_shell",
@@ -404,6 +401,7 @@ ALONE = {
     f"{KERNEL}.rank.cell_runner": "debuggers know a cell by the frames of this file, which holds nothing else",
     f"{KERNEL}.rank.cell_loop": "its frames, which are below those of a cell that awaits, must not be the runner's",
     f"{WIDGETS}.mesh_widget": "its classes need anywidget and ipywidgets, which are loaded with the first live view",
+    "monarch_kernel.server": "its folder has data, and it loads where the packages that `routes` needs are missing",
     "monarch_kernel.tools": "Monarch's paths of modules, which programs import",
     "workspace_sync.environment.conda_unpack": "archives of environments hold it; hosts run it without this package",
     "workspace_sync.mounts.guardian": "a program of its own, which outlives the process that starts it",

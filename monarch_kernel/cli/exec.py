@@ -1,4 +1,4 @@
-"""``monarch-kernel exec``: run a command on the hosts of a job, and exit with its first nonzero code, or 0."""
+"""``monarch-kernel exec|shell|forward``: run commands and shells on hosts of a job, and forward their ports."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from monarch_kernel.cli.lines import (
     LineError,
     add_environment,
+    add_job,
     add_json,
     add_mesh,
     add_per_host,
@@ -25,6 +26,8 @@ from monarch_kernel.meshes import format_ranks
 
 if TYPE_CHECKING:
     from monarch_kernel.launchers.remote_command import CommandCoordinates
+
+# ``monarch-kernel exec``: run a command on the hosts of a job, and exit with its first nonzero code, or 0.
 
 #: The maximum length of a line (characters). Longer lines are split.
 _LONGEST_LINE = 2**20
@@ -206,3 +209,79 @@ def _json_line(place: CommandCoordinates, line: str) -> str:
 
 def _json_end(place: CommandCoordinates, code: int) -> str:
     return json.dumps({**place.plain(), "code": code}) + "\n"
+
+
+# ``monarch-kernel shell``: open a shell on a host of a job in this terminal. The exit code is that of the shell.
+
+
+def add_shell_command(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``monarch-kernel shell``."""
+    parser.description = (
+        "Opens a shell on a host of a job. It ends with this command, and its child processes end with it. Use setsid "
+        "to start a process that outlives it."
+    )
+    add_job(parser)
+    parser.add_argument(
+        "host", nargs="?", type=int, default=0, metavar="HOST", help="the number of the host in the mesh (0)"
+    )
+    add_mesh(parser)
+    add_environment(parser)
+    parser.set_defaults(run=guarded(run_shell_line))
+
+
+def run_shell_line(options: argparse.Namespace) -> int:
+    """Open the shell and return its exit code."""
+    from monarch_kernel.launchers.remote_shell import run_shell
+
+    env = variables(options.env)
+    with hosts_of_line(options) as hosts:
+        return run_shell(hosts, check_host(options.host, hosts), env, options.workdir)
+
+
+# ``monarch-kernel forward``: forward a local port to a TCP port on a host of a job. Ctrl-C exits with code 0.
+
+_PORTS = range(2**16)
+
+
+def add_forward_command(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``monarch-kernel forward``."""
+    parser.description = (
+        "Forwards a port of 127.0.0.1, for this user only, to a TCP port of a host, until Ctrl-C. The server needs to "
+        "listen only on the loopback interface of its host."
+    )
+    parser.add_argument("job", metavar="JOB", help="job id or its beginning")
+    parser.add_argument(
+        "port", metavar="PORT[:LOCAL]", help="the port on the host, and the local port (default: the same; 0: any)"
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--host", type=int, default=0, metavar="N", help="the host, by its number in the mesh (0)")
+    where.add_argument("--rank", type=int, metavar="R", help="the host of this rank; see --per-host")
+    add_mesh(parser)
+    add_per_host(parser, "with --rank: so many ranks are on each host (1)")
+    add_json(parser)
+    parser.set_defaults(run=guarded(_forward), kill=False)
+
+
+def _forward(options: argparse.Namespace) -> int:
+    from monarch_kernel.launchers.port_forward import LOOPBACK, PortForward
+
+    there, _, here = options.port.partition(":")
+    ports = [int(text) if text.isdecimal() else -1 for text in (there, here or there)]
+    if any(port not in _PORTS for port in ports) or not ports[0]:
+        raise LineError(f"a port must be a number below 65536, as in 6006 or 6006:8080, not {options.port!r}")
+    host = options.host
+    if options.rank is not None:
+        ranks = 1
+        for size in sizes("--per-host", options.per_host).values():
+            ranks *= size
+        host = options.rank // ranks
+    with hosts_of_line(options) as hosts:
+
+        def listening(port: int) -> None:
+            if options.json:
+                print(json.dumps({"listen": LOOPBACK, "local": port, "host": host, "port": ports[0]}), flush=True)
+            else:
+                print(f"{LOOPBACK}:{port} forwards to port {ports[0]} of host {host}, until Ctrl-C", flush=True)
+
+        PortForward(hosts, check_host(host, hosts), *ports).run(listening)
+    return 0

@@ -175,7 +175,7 @@ def _exec(options: argparse.Namespace) -> int:
 
 
 def _shell(options: argparse.Namespace) -> int:
-    from monarch_kernel.cli.shell import run_shell_line
+    from monarch_kernel.cli.exec import run_shell_line
     from monarch_kernel.launchers.current_job import apply_current_job
 
     at = sizes("--point", [options.point]) if options.point else {}
@@ -224,7 +224,7 @@ def _query(options: argparse.Namespace) -> int:
 def _profile(options: argparse.Namespace) -> int:
     from monarch_kernel.launchers.services import QueryEngineClient
     from monarch_kernel.private_files import write_own_file
-    from monarch_kernel.watch.profiler import trace_path
+    from monarch_kernel.watch.tracing import trace_path
 
     client = _client() if options.source is None else QueryEngineClient(options.source.rstrip("/"))
     found = client.profile(options.time)

@@ -117,15 +117,6 @@ def is_user(file: str) -> bool:
     return kind_of(file) == USER
 
 
-def same_file(asked: str, loaded: str) -> bool:
-    """Return whether a file, as a user names it, is the one that code was loaded from.
-
-    A workspace may have another path on a rank's host: a path that does not exist there matches a file of the same base
-    name (`matching_parts` returns how well).
-    """
-    return matching_parts(asked, loaded) > 0
-
-
 @lru_cache(maxsize=4096)
 def matching_parts(asked: str, loaded: str) -> int:
     """Return how many components two paths share, counted from their ends; 0 if they are different files.

@@ -36,7 +36,7 @@ from monarch_kernel.launchers.process import ProcessJob
 from monarch_kernel.launchers.ray.launcher import RayJob
 from monarch_kernel.launchers.services import MeshAdminConfig, TelemetryConfig
 from monarch_kernel.launchers.sky.launcher import SkyPilotJob
-from monarch_kernel.launchers.slurm.job import SlurmJob
+from monarch_kernel.launchers.slurm.launcher import SlurmJob
 from monarch_kernel.launchers.ssh import SSHJob
 
 if TYPE_CHECKING:

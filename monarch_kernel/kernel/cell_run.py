@@ -16,9 +16,9 @@ from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.debugger.controller.query import Answers, ask
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import begin_record, finish_operations, trace_records
+from monarch_kernel.kernel.call_progress import HangMonitor
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.cell_values import RankValues, cell_values
-from monarch_kernel.kernel.debug.hang_monitor import HangMonitor
 from monarch_kernel.kernel.interrupts.interrupt_relay import ESCALATION_WINDOW, get_relay
 from monarch_kernel.kernel.managed_mesh import ManagedMesh, MeshPart
 from monarch_kernel.kernel.notebook import Notebook

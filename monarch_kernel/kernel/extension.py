@@ -14,9 +14,8 @@ from monarch_kernel.introspection import use_display
 from monarch_kernel.kernel.call_progress import MapProgress
 from monarch_kernel.kernel.cell import is_mesh_cell
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
-from monarch_kernel.kernel.magics.ipython_hooks import debugging, inspecting, matcher
+from monarch_kernel.kernel.magics.ipython_hooks import Introspection, debugging, inspecting, matcher
 from monarch_kernel.kernel.magics.mesh_magics import MeshMagics
-from monarch_kernel.kernel.magics.rank_introspection import Introspection
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.output import cell_errors, formatters
 from monarch_kernel.kernel.output.rank_comms import RankComms

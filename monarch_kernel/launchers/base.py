@@ -13,44 +13,22 @@ This module is long so that authors of launchers find everything in one place.
 from __future__ import annotations
 
 import enum
+import inspect
 import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import msgspec
 
 from monarch_kernel import environment, programs
-from monarch_kernel.protocol.announcement import WorkerAnnouncement, find_announcement
+from monarch_kernel.protocol.announcement import WorkerAnnouncement as WorkerAnnouncement
+from monarch_kernel.protocol.announcement import find_announcement as find_announcement  # launchers take both from here
 
-__all__ = [
-    "MARKER",
-    "HostPhase",
-    "HostStatus",
-    "InfeasibleError",
-    "JobStatus",
-    "KeyWay",
-    "LaunchError",
-    "LaunchRequest",
-    "Launcher",
-    "LauncherOption",
-    "Resources",
-    "Secret",
-    "StartFailedError",
-    "StartTimeoutError",
-    "SubmissionRefusedError",
-    "Ticket",
-    "WorkerAnnouncement",
-    "WorkerCommand",
-    "find_announcement",
-    "launcher_class",
-    "launcher_names",
-    "own_launchers",
-    "tail",
-]
+T = TypeVar("T")
 
 #: The entry point group in which launchers are registered.
 GROUP = "monarch_kernel.launchers"
@@ -361,6 +339,10 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     hosts: int
     data: dict[str, Any]
 
+    def read(self, kind: type[T]) -> T:
+        """Return the data as the structure that the launcher made it from."""
+        return msgspec.convert(self.data, kind)
+
 
 # -- status -------------------------------------------------------------------------------------------
 
@@ -567,9 +549,12 @@ class Launcher(ABC):
     def close(self) -> None:  # noqa: B027  most launchers hold nothing
         """Release resources of this process for hosts, such as tunnels; the hosts stay."""
 
-    @abstractmethod
     def options(self) -> dict[str, Any]:
-        """Return the arguments of this launcher, as plain data without secrets, for ``of`` in a later process."""
+        """Return the arguments of this launcher, as plain data without secrets, for ``of`` in a later process.
+
+        By default, an argument ``port`` is in the attribute ``_port``.
+        """
+        return {name: getattr(self, f"_{name}") for name in inspect.signature(type(self)).parameters}
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Launcher:
@@ -584,6 +569,11 @@ class Launcher(ABC):
             ValueError: a value is missing or invalid; the message says what to write.
         """
         return cls.of(values)
+
+    @classmethod
+    def _ticket(cls, job: str, hosts: int, data: msgspec.Struct) -> Ticket:
+        """Return the ticket of a job with so many hosts; ``Ticket.read`` returns its data again."""
+        return Ticket(launcher=cls.name, job=job, hosts=hosts, data=msgspec.to_builtins(data))
 
     def others(self) -> str:
         """Describe the existing workers that it uses instead of starting new ones. These already have a key."""

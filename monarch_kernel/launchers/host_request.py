@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from monarch_kernel import environment
 from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import (
     JobStatus,
@@ -130,10 +131,7 @@ class Profile:
 
 def user_file() -> str:
     """Return the path of the user's file, which need not exist."""
-    base = os.environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(base):  # the XDG specification requires ignoring such a setting
-        base = os.path.expanduser("~/.config")
-    return os.path.join(base, "monarch_kernel", "config.toml")
+    return os.path.join(environment.user_folder("config"), "config.toml")
 
 
 def project_file() -> str | None:
@@ -290,10 +288,7 @@ def _list(known: Iterable[str]) -> str:
 
 
 def _trust_file() -> str:
-    base = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(base):
-        base = os.path.expanduser("~/.local/state")
-    return os.path.join(base, "monarch_kernel", "trusted_profiles")
+    return os.path.join(environment.user_folder("state"), "trusted_profiles")
 
 
 def _trusted() -> list[str]:

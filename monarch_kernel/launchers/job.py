@@ -19,7 +19,7 @@ from monarch_kernel.launchers.services import JobServices, MeshAdminConfig, Quer
 from monarch_kernel.private_files import read_own_file, write_own_file
 
 if TYPE_CHECKING:
-    from monarch_kernel.watch.profiler import profile
+    from monarch_kernel.watch.tracing import profile
     from workspace_sync.mounts import MountHandler
 
 
@@ -407,7 +407,7 @@ class Job(ABC):
             raise RuntimeError(
                 "job.profile() requires distributed telemetry; call job.enable_telemetry() before job.state()"
             )
-        from monarch_kernel.watch.profiler import profile
+        from monarch_kernel.watch.tracing import profile
 
         return profile(self._services.telemetry_url, on_trace_ready=on_trace_ready)
 

@@ -37,9 +37,6 @@ from monarch_kernel.launchers.base import (
 from monarch_kernel.launchers.engine_job import EngineJob
 from monarch_kernel.launchers.scripts import Script, one_word, script
 
-__all__ = ["LightningLauncher"]
-
-
 # Send requests to the Lightning platform, with the client that its SDK generates from the platform's API description.
 #
 # The classes ``lightning_sdk.Job``, ``Studio`` and ``Teamspace`` are not used. When one of their calls fails, they
@@ -415,21 +412,6 @@ class LightningLauncher(Launcher):
         self._client: LightningCloud | None = None
         self._said: dict[str, WorkerAnnouncement] = {}  # by machine id; an announcement stays valid
 
-    def options(self) -> dict[str, Any]:
-        """See ``Launcher``."""
-        return {
-            "machine": self._machine,
-            "studio": self._studio,
-            "image": self._image,
-            "teamspace": self._teamspace,
-            "account": self._account,
-            "interruptible": self._interruptible,
-            "way": self._way,
-            "address": self._address,
-            "port": self._port,
-            "image_secret": self._image_secret,
-        }
-
     @property
     def _cloud(self) -> LightningCloud:
         if self._client is None:
@@ -446,12 +428,9 @@ class LightningLauncher(Launcher):
 
     def more(self, ticket: Ticket, count: int, request: LaunchRequest) -> Ticket:
         """See ``Launcher``. A job has no free slots, so this creates new jobs."""
-        data = _data(ticket)
+        data = ticket.read(_Data)
         self._new(data, ticket.hosts, LaunchRequest(count, request.command, request.resources, request.name))
         return self._ticket(ticket.job, ticket.hosts + count, data)
-
-    def _ticket(self, job: str, hosts: int, data: _Data) -> Ticket:
-        return Ticket(launcher=self.name, job=job, hosts=hosts, data=msgspec.to_builtins(data))
 
     def _new(self, data: _Data, first: int, request: LaunchRequest) -> None:
         """Submit jobs for hosts from this number on. If one is rejected, all are removed."""
@@ -516,7 +495,7 @@ class LightningLauncher(Launcher):
 
     def poll(self, ticket: Ticket) -> JobStatus:
         """See ``Launcher``."""
-        data = _data(ticket)
+        data = ticket.read(_Data)
         machines: dict[int, Any] = {}
         waits: dict[int, str] = {}  # why the platform has not created a machine yet
         for part in data.parts:
@@ -594,7 +573,7 @@ class LightningLauncher(Launcher):
 
     def log(self, ticket: Ticket, host: int, lines: int = 100) -> str:
         """See ``Launcher``."""
-        data = _data(ticket)
+        data = ticket.read(_Data)
         job = self._machine_of(data, host)
         if job is None:
             return ""
@@ -604,7 +583,7 @@ class LightningLauncher(Launcher):
 
     def end(self, ticket: Ticket, hosts: Sequence[int] | None = None) -> None:
         """See ``Launcher``. A multi-machine job is stopped with its last host; before, single machines are."""
-        data = _data(ticket)
+        data = ticket.read(_Data)
         ending = set(range(ticket.hosts) if hosts is None else hosts)
         status = self.poll(ticket)
         gone = {host.host for host in status.hosts if host.state is HostPhase.GONE}
@@ -630,7 +609,7 @@ class LightningLauncher(Launcher):
         """See ``Launcher``."""
         if self._address == "own":
             return host.url
-        data = _data(ticket)
+        data = ticket.read(_Data)
         job = self._machine_of(data, host.host)
         address = (job.private_ip_address if self._address == "private" else job.public_ip_address) if job else ""
         if not address:
@@ -663,10 +642,6 @@ class LightningLauncher(Launcher):
                 hosts = max(part.hosts.stop for part in parts)
                 found.append((launcher, launcher._ticket(job, hosts, _Data(teamspace, parts))))
         return found
-
-
-def _data(ticket: Ticket) -> _Data:
-    return msgspec.convert(ticket.data, _Data)
 
 
 def _without_machine(number: int, waits: str) -> HostStatus:

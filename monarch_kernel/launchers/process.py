@@ -164,10 +164,6 @@ class ProcessLauncher(Launcher):
         if hosts is None:
             remove_job_folder(ticket.data["folder"])
 
-    def options(self) -> dict[str, Any]:
-        """See ``Launcher``."""
-        return {}
-
     @classmethod
     def found(cls, *, own_process: bool) -> list[tuple[Launcher, Ticket]]:
         """See ``Launcher``. Processes have the mark of their job, and hold the lock of its folder."""

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from monarch_kernel import environment
 from monarch_kernel.launchers.base import LaunchError, Ticket
 from monarch_kernel.private_files import NotPrivateError, PrivateFolder
 
@@ -97,10 +98,7 @@ def _began(pid: int) -> str:
 
 def jobs_folder() -> str:
     """Return the folder with the folders of all jobs of this user."""
-    base = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(base):  # the XDG specification requires ignoring such a setting
-        base = os.path.expanduser("~/.local/state")
-    return os.path.join(base, "monarch_kernel", "jobs")
+    return os.path.join(environment.user_folder("state"), "jobs")
 
 
 def key_path(job: str) -> str:

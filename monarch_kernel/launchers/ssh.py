@@ -32,9 +32,6 @@ from monarch_kernel.launchers.job import checked_meshes
 from monarch_kernel.launchers.scripts import Script, one_word, script
 from monarch_kernel.launchers.tunnel import Tunnels, reaches
 
-__all__ = ["SSHLauncher"]
-
-
 # Build all command lines of the system's ssh.
 
 #: No user can answer a prompt, and the remote command has no terminal.
@@ -145,7 +142,7 @@ class SSHLauncher(Launcher):
         tunnel: bool | None = None,
         parallel: int = PARALLEL,
     ) -> None:
-        self._list = [checked_host(host) for host in hosts]
+        self._hosts = [checked_host(host) for host in hosts]
         self._ssh = list(ssh)
         self._port = port
         self._tunnel = tunnel
@@ -157,17 +154,7 @@ class SSHLauncher(Launcher):
 
     def add(self, hosts: Sequence[str], at: int) -> None:
         """Insert more hosts into the list, before this position."""
-        self._list[at:at] = [checked_host(host) for host in hosts]
-
-    def options(self) -> dict[str, Any]:
-        """See ``Launcher``."""
-        return {
-            "hosts": self._list,
-            "ssh": self._ssh,
-            "port": self._port,
-            "tunnel": self._tunnel,
-            "parallel": self._parallel,
-        }
+        self._hosts[at:at] = [checked_host(host) for host in hosts]
 
     @classmethod
     def configured(cls, values: Mapping[str, Any]) -> SSHLauncher:
@@ -182,20 +169,20 @@ class SSHLauncher(Launcher):
 
     def usual_hosts(self) -> int:
         """See ``Launcher``."""
-        return len(self._list)
+        return len(self._hosts)
 
     # -- starting -------------------------------------------------------------------------------------
 
     def submit(self, request: LaunchRequest) -> Ticket:
         """See ``Launcher``."""
-        if request.hosts > len(self._list):
+        if request.hosts > len(self._hosts):
             raise InfeasibleError(
-                f"{request.hosts} hosts were asked for, and the list for ssh has {len(self._list)}: name more hosts, "
+                f"{request.hosts} hosts were asked for, and the list for ssh has {len(self._hosts)}: name more hosts, "
                 "or ask for fewer"
             )
         if shutil.which(self._ssh[0]) is None:
             raise SubmissionRefusedError(self.name, f"there is no command {self._ssh[0]}", "install OpenSSH's client")
-        return self._started(request, self._list[: request.hosts], [])
+        return self._started(request, self._hosts[: request.hosts], [])
 
     def more(self, ticket: Ticket, count: int, request: LaunchRequest) -> Ticket:
         """See ``Launcher``."""
@@ -204,9 +191,11 @@ class SSHLauncher(Launcher):
         used = [places[host.host] for host in status.hosts if host.state is not HostPhase.GONE]
         # First use a host whose worker is gone, if it can still be reached, because it has files of the job.
         gone = [places[host.host] for host in status.hosts if host.state is HostPhase.GONE]
-        free = [host for host in dict.fromkeys([*gone, *self._list]) if host not in used or self._list.count(host) > 1]
+        free = [
+            host for host in dict.fromkeys([*gone, *self._hosts]) if host not in used or self._hosts.count(host) > 1
+        ]
         for host in used:
-            if host in free and self._list.count(host) <= used.count(host):
+            if host in free and self._hosts.count(host) <= used.count(host):
                 free.remove(host)
         wanted = max(count, min(len(free), count + self._parallel))
         chosen = self.answering(free[:wanted])[:count]

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from monarch_kernel.protocol.refs import ProcRef
+from monarch_kernel.protocol.refs import Message, ProcRef
 
 #: A status in CastReplies, in addition to those of a Reply: the whole proc is gone; the body is a Death.
 GONE = 3
@@ -28,7 +28,7 @@ class CastBranch(msgspec.Struct, array_like=True, frozen=True):
     ranks: list[int]  # the position of each proc in the addressed slice
 
 
-class CastGroup(msgspec.Struct, array_like=True, tag=60):
+class CastGroup(Message, tag=60):
     """The routes of a group's casts, for the receiver and the agents below it.
 
     ``branches`` are in depth-first order; the first one is the receiver's own.
@@ -39,7 +39,7 @@ class CastGroup(msgspec.Struct, array_like=True, tag=60):
     branches: list[CastBranch]
 
 
-class Cast(msgspec.Struct, array_like=True, tag=61):
+class Cast(Message, tag=61):
     """One message to all members of a group. Body: the body of the message."""
 
     group: int
@@ -52,7 +52,7 @@ class Cast(msgspec.Struct, array_like=True, tag=61):
     after: dict[str, int] = {}  # by agent: how many single messages from the source must precede this cast
 
 
-class CastReplies(msgspec.Struct, array_like=True, tag=62):
+class CastReplies(Message, tag=62):
     """Replies of several ranks to one cast. Body: the bodies of the replies, one after the other.
 
     ``ranks`` have 4 bytes each, ``sizes`` (of the bodies) 8.
@@ -67,7 +67,7 @@ class CastReplies(msgspec.Struct, array_like=True, tag=62):
     buffers: dict[int, tuple[int, ...]] = {}  # the buffers of a reply, by rank
 
 
-class CastLost(msgspec.Struct, array_like=True, tag=63):
+class CastLost(Message, tag=63):
     """Up a tree: the sender can no longer reach this agent below it.
 
     Down a tree: the source has declared the agent dead; its parent must not wait for it.
@@ -77,7 +77,7 @@ class CastLost(msgspec.Struct, array_like=True, tag=63):
     agent: str
 
 
-class CastsOver(msgspec.Struct, array_like=True, tag=64):
+class CastsOver(Message, tag=64):
     """Down a group's tree: the source has all replies to these casts; no agent needs to keep them."""
 
     source: str
@@ -85,7 +85,7 @@ class CastsOver(msgspec.Struct, array_like=True, tag=64):
     numbers: list[int]
 
 
-class CastDrop(msgspec.Struct, array_like=True, tag=65):
+class CastDrop(Message, tag=65):
     """Down a group's tree: the group is no longer used."""
 
     source: str

@@ -7,7 +7,7 @@ with keys, of the data that a later holder needs to continue. The keeper stores 
 import msgspec
 
 from monarch_kernel.protocol.private_files import NEW
-from monarch_kernel.protocol.refs import Death, ProcRef, Seconds
+from monarch_kernel.protocol.refs import Death, Message, ProcRef, Seconds
 
 #: The purpose in the lock of a kept mesh's folder, and the folder's files; no others are ever removed from it.
 FOLDER = "kept mesh"
@@ -20,13 +20,13 @@ FILES = (SOCKET, LOG, DESCRIPTION, DESCRIPTION + NEW)
 PROCS = "procs:"
 
 
-class Keep(msgspec.Struct, array_like=True, tag=70):
+class Keep(Message, tag=70):
     """From the holder: this part of the record has changed. Body: the part; empty: the part is removed."""
 
     key: str
 
 
-class TakeOver(msgspec.Struct, array_like=True, tag=71):
+class TakeOver(Message, tag=71):
     """Make the sender the holder. Answered with a Reply whose body is a pickle of bytes: MessagePack of ``Held``.
 
     The keeper notifies its ranks (``Adopt``); their output waits until the new holder sends ``Hear``.
@@ -36,7 +36,7 @@ class TakeOver(msgspec.Struct, array_like=True, tag=71):
     force: bool  # also take over from a living holder
 
 
-class Hear(msgspec.Struct, array_like=True, tag=72):
+class Hear(Message, tag=72):
     """The holder is ready for output; the keeper first sends the output that no holder has received yet.
 
     The answer follows it, as a pickle of bytes: MessagePack of ``dict[str, tuple[int, int]]``, the number of bytes
@@ -46,26 +46,26 @@ class Hear(msgspec.Struct, array_like=True, tag=72):
     call: int
 
 
-class LetGo(msgspec.Struct, array_like=True, tag=73):
+class LetGo(Message, tag=73):
     """From the holder: it releases the mesh. Answered with a Reply."""
 
     call: int
 
 
-class Taken(msgspec.Struct, array_like=True, tag=74):
+class Taken(Message, tag=74):
     """To a living holder: another process has taken over by force."""
 
     pid: int
     host: str
 
 
-class Adopt(msgspec.Struct, array_like=True, tag=75):
+class Adopt(Message, tag=75):
     """To a rank, from its host agent: the new controller, which now owns everything that the old one owned."""
 
     root: ProcRef
 
 
-class LookAtKept(msgspec.Struct, array_like=True, tag=76):
+class LookAtKept(Message, tag=76):
     """From any program of the same user, without Hello: query the ranks of a kept mesh. It does not become the holder.
 
     Answered with a Reply whose body is MessagePack of ``list[KeptRank]``, or (ERROR) a sentence.
@@ -77,7 +77,7 @@ class LookAtKept(msgspec.Struct, array_like=True, tag=76):
     oldest: int = 0  # as in Hello
 
 
-class ReadKeptLogs(msgspec.Struct, array_like=True, tag=77):
+class ReadKeptLogs(Message, tag=77):
     """From any program of the same user, without Hello: query stored output, as for ``GetLogs``.
 
     Answered with MessagePack of ``list[LogText]``.
@@ -91,7 +91,7 @@ class ReadKeptLogs(msgspec.Struct, array_like=True, tag=77):
     oldest: int = 0
 
 
-class EndKept(msgspec.Struct, array_like=True, tag=78):
+class EndKept(Message, tag=78):
     """From any program of the same user, without Hello: end everything on the keeper. Answered when it is gone.
 
     The answer is OK, or (ERROR) a sentence that explains why nothing was ended.

@@ -7,30 +7,23 @@ whose first element is the tag), and a body. Each header documents its body, usu
 This file is long because the wire protocol is one list: a new message is added next to all others and their version.
 """
 
+# pyright: reportUnusedImport=false
 # No `from __future__ import annotations` in modules of messages: msgspec would evaluate each annotation from its
 # text, which takes longer than everything else in them.
+import functools
+import operator
 import struct
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
-from monarch_kernel.protocol.casts import Cast, CastDrop, CastGroup, CastLost, CastReplies, CastsOver
-from monarch_kernel.protocol.gateway_messages import MeetAs, MeetClosed, MeetFrame, MeetMachines, MeetOpen
-from monarch_kernel.protocol.kept_mesh import (
-    Adopt,
-    EndKept,
-    Hear,
-    Keep,
-    LetGo,
-    LookAtKept,
-    ReadKeptLogs,
-    Taken,
-    TakeOver,
-)
-from monarch_kernel.protocol.observation import Observe, Observed, ObserveRank, RankActivity
+import monarch_kernel.protocol.casts
+import monarch_kernel.protocol.gateway_messages
+import monarch_kernel.protocol.kept_mesh
+import monarch_kernel.protocol.observation  # noqa: F401  # these modules define messages, too
 from monarch_kernel.protocol.placement import Placement
-from monarch_kernel.protocol.refs import Death, DeathKind, ProcRef, Seconds, SegmentRef
+from monarch_kernel.protocol.refs import Death, DeathKind, Message, ProcRef, Seconds, SegmentRef
 
 #: The version of the wire that this package speaks, and the oldest one that it also understands. Two sides of different
 #: versions meet if one of them understands the other's (``can_meet``); otherwise both report their versions.
@@ -54,7 +47,7 @@ DEAD = 2  # the actor cannot answer any more; the body is a Death
 # -- links ------------------------------------------------------------------------------------
 
 
-class Hello(msgspec.Struct, array_like=True, tag=1):
+class Hello(Message, tag=1):
     """First message on every link, from the side that connected."""
 
     version: int
@@ -70,7 +63,7 @@ class Hello(msgspec.Struct, array_like=True, tag=1):
     oldest: int = 0  # the oldest version that the sender understands; 0: only its own
 
 
-class Refused(msgspec.Struct, array_like=True, tag=2):
+class Refused(Message, tag=2):
     """The accepting side rejects the connecting one, and then closes the link."""
 
     reason: str
@@ -79,7 +72,7 @@ class Refused(msgspec.Struct, array_like=True, tag=2):
 # -- actors -----------------------------------------------------------------------------------
 
 
-class Call(msgspec.Struct, array_like=True, tag=10):
+class Call(Message, tag=10):
     """Run an endpoint. Body: pickle of ``(args, kwargs)``."""
 
     actor: str
@@ -98,7 +91,7 @@ class Call(msgspec.Struct, array_like=True, tag=10):
     stays: bool = False  # the result stays in the process, for the last of these engines
 
 
-class Reply(msgspec.Struct, array_like=True, tag=11):
+class Reply(Message, tag=11):
     """The answer to a call, or a value sent to a port. Body: by ``status``."""
 
     call: int
@@ -109,7 +102,7 @@ class Reply(msgspec.Struct, array_like=True, tag=11):
     written: int = 0  # the mark after the rank's earlier output (``protocol.output_records``); 0: no new output
 
 
-class Create(msgspec.Struct, array_like=True, tag=12):
+class Create(Message, tag=12):
     """Create an actor. Body: pickle of its class, arguments and proc mesh. Answered when ``__init__`` has run."""
 
     actor: str
@@ -125,7 +118,7 @@ class Create(msgspec.Struct, array_like=True, tag=12):
     inner: bool = False  # spawned on the this_proc() of that process: does not wait for its bootstrap
 
 
-class StopActor(msgspec.Struct, array_like=True, tag=13):
+class StopActor(Message, tag=13):
     """Stop an actor after its current work, and run its ``__cleanup__``. Answered with a Reply."""
 
     actor: str
@@ -134,7 +127,7 @@ class StopActor(msgspec.Struct, array_like=True, tag=13):
     reason: str
 
 
-class ActorFailed(msgspec.Struct, array_like=True, tag=14):
+class ActorFailed(Message, tag=14):
     """To the owner's process: one of its actors died. Body: MessagePack of a Death."""
 
     actor: str
@@ -142,7 +135,7 @@ class ActorFailed(msgspec.Struct, array_like=True, tag=14):
     owner: str
 
 
-class Interrupt(msgspec.Struct, array_like=True, tag=15):
+class Interrupt(Message, tag=15):
     """Raise KeyboardInterrupt in every endpoint that runs here. Reply body: list of those interrupted."""
 
     call: int
@@ -150,7 +143,7 @@ class Interrupt(msgspec.Struct, array_like=True, tag=15):
     cells: str = ""  # only in endpoints that run for cells whose ids begin with this
 
 
-class Bootstrap(msgspec.Struct, array_like=True, tag=16):
+class Bootstrap(Message, tag=16):
     """Run a callable before any actor of this proc. Body: its pickle, or empty for none."""
 
     call: int
@@ -160,20 +153,20 @@ class Bootstrap(msgspec.Struct, array_like=True, tag=16):
     buffers: tuple[int, ...] = ()
 
 
-class EndProc(msgspec.Struct, array_like=True, tag=17):
+class EndProc(Message, tag=17):
     """Stop all actors, run their ``__cleanup__``, and exit with code 0."""
 
     reason: str
 
 
-class Ping(msgspec.Struct, array_like=True, tag=18):
+class Ping(Message, tag=18):
     """Answered by the polling thread, without involving any actor."""
 
     call: int
     rank: int
 
 
-class SetLogLevel(msgspec.Struct, array_like=True, tag=19):
+class SetLogLevel(Message, tag=19):
     """Set the level of the loggers of this proc's actors. Answered by the polling thread."""
 
     call: int
@@ -181,7 +174,7 @@ class SetLogLevel(msgspec.Struct, array_like=True, tag=19):
     level: int
 
 
-class AskTrace(msgspec.Struct, array_like=True, tag=25):
+class AskTrace(Message, tag=25):
     """Query or control the records of a trace; answered by the polling thread. Reply body: a pickle.
 
     The answer depends on ``order``: "clock": the time in nanoseconds; "on" (record for the sender): the time; "take":
@@ -194,39 +187,39 @@ class AskTrace(msgspec.Struct, array_like=True, tag=25):
     capacity: int = 0  # of "on": how many records are kept
 
 
-class Release(msgspec.Struct, array_like=True, tag=20):
+class Release(Message, tag=20):
     """To a segment's owner: the sender has dropped it."""
 
     number: int
 
 
-class Forget(msgspec.Struct, array_like=True, tag=21):
+class Forget(Message, tag=21):
     """From a segment's owner: the segment is freed; drop any mapping of it."""
 
     number: int
 
 
-class BodyFetched(msgspec.Struct, array_like=True, tag=26):
+class BodyFetched(Message, tag=26):
     """To the owner of an offered body: it has arrived, or the data plane could not fetch it."""
 
     number: int
     fetched: bool
 
 
-class BodyAgain(msgspec.Struct, array_like=True, tag=27):
+class BodyAgain(Message, tag=27):
     """A body that the data plane could not fetch. Body: the offered bytes."""
 
     number: int
 
 
-class PeersFailed(msgspec.Struct, array_like=True, tag=24):
+class PeersFailed(Message, tag=24):
     """To ranks that have not answered a call yet: these others have failed, so collectives with them never complete."""
 
     asked: tuple[str, str, str]  # the actor, the endpoint and the sender, as in the Call
     ranks: list[int]  # those that have failed
 
 
-class PortGiven(msgspec.Struct, array_like=True, tag=22):
+class PortGiven(Message, tag=22):
     """To a port's receiver, before the message that carries the port: which actors get it."""
 
     call: int
@@ -239,7 +232,7 @@ class PortGiven(msgspec.Struct, array_like=True, tag=22):
     ranks: tuple[int, ...]  # of those, in the mesh
 
 
-class PortLeft(msgspec.Struct, array_like=True, tag=23):
+class PortLeft(Message, tag=23):
     """To a port's receiver: an actor of the sending process no longer has it.
 
     Body: MessagePack of a Death if the actor has ended; empty if it has released one copy.
@@ -253,7 +246,7 @@ class PortLeft(msgspec.Struct, array_like=True, tag=23):
 # -- between sites ----------------------------------------------------------------------------
 
 
-class Routed(msgspec.Struct, array_like=True, tag=3):
+class Routed(Message, tag=3):
     """A message routed through gateways. Body: ``<u32>`` length of its header, its header, its body."""
 
     to: str
@@ -262,20 +255,20 @@ class Routed(msgspec.Struct, array_like=True, tag=3):
     casts: int = 0  # the source's last cast that must precede it at the receiver's site; -1: uncounted
 
 
-class Introduce(msgspec.Struct, array_like=True, tag=4):
+class Introduce(Message, tag=4):
     """To the sender's gateway: a proc that messages will be sent to, or come from."""
 
     ref: ProcRef
     losses: int = 0  # how often ``AgentLost`` has reported the loss of the proc's gateway to the sender
 
 
-class Unreachable(msgspec.Struct, array_like=True, tag=5):
+class Unreachable(Message, tag=5):
     """From a gateway: this proc can no longer be reached. Body: MessagePack of a Death."""
 
     proc: str
 
 
-class AgentLost(msgspec.Struct, array_like=True, tag=6):
+class AgentLost(Message, tag=6):
     """From a gateway to its site: a host agent (or a controller) of another site and all procs behind it are gone.
 
     Body: MessagePack of a Death.
@@ -303,7 +296,7 @@ class Launch(msgspec.Struct, array_like=True, frozen=True):
     inherit_env: bool = True
 
 
-class SpawnProcs(msgspec.Struct, array_like=True, tag=30):
+class SpawnProcs(Message, tag=30):
     """Start procs. Each connects to ``owner``. Failures are reported as ProcExited."""
 
     mesh: str
@@ -327,7 +320,7 @@ class SpawnProcs(msgspec.Struct, array_like=True, tag=30):
     asyncio: bool = False  # the requesting process has it loaded, so these procs will probably have async actors
 
 
-class SetPlacement(msgspec.Struct, array_like=True, tag=55):
+class SetPlacement(Message, tag=55):
     """From a controller to a host agent: how the controller's ranks start there from now on. Answered with a Reply.
 
     It applies to all procs of that controller, whichever of its processes requests them.
@@ -337,14 +330,14 @@ class SetPlacement(msgspec.Struct, array_like=True, tag=55):
     placement: Placement
 
 
-class ProcStarted(msgspec.Struct, array_like=True, tag=31):
+class ProcStarted(Message, tag=31):
     """The proc has said hello to its agent, so it listens. To its owner and all watchers."""
 
     proc: str
     pid: int
 
 
-class ProcExited(msgspec.Struct, array_like=True, tag=32):
+class ProcExited(Message, tag=32):
     """The proc is gone. To its owner and all watchers."""
 
     proc: str
@@ -364,20 +357,20 @@ class ProcExited(msgspec.Struct, array_like=True, tag=32):
         return Death.of(kind, self.cause, self.proc, self.host, self.pid, signal=max(0, -self.status))
 
 
-class OutputChunk(msgspec.Struct, array_like=True, tag=33):
+class OutputChunk(Message, tag=33):
     """Bytes read from a rank's stdout (1) or stderr (2). Body: those bytes."""
 
     proc: str
     stream: int
 
 
-class OutputEnd(msgspec.Struct, array_like=True, tag=34):
+class OutputEnd(Message, tag=34):
     """All output of the proc has been forwarded."""
 
     proc: str
 
 
-class KillProcs(msgspec.Struct, array_like=True, tag=35):
+class KillProcs(Message, tag=35):
     """SIGKILL these procs. Answered with a Reply when they are gone."""
 
     call: int
@@ -385,7 +378,7 @@ class KillProcs(msgspec.Struct, array_like=True, tag=35):
     reason: str
 
 
-class StopProcs(msgspec.Struct, array_like=True, tag=36):
+class StopProcs(Message, tag=36):
     """EndProc, then SIGKILL for those left after ``grace`` seconds. Answered when all are gone and drained."""
 
     call: int
@@ -395,14 +388,14 @@ class StopProcs(msgspec.Struct, array_like=True, tag=36):
     rest: bool = False  # also kill processes that the sender's ranks have left here, after its last rank here
 
 
-class ReportProcs(msgspec.Struct, array_like=True, tag=37):
+class ReportProcs(Message, tag=37):
     """Report the starts and exits of these procs to the sender, also past ones. Unknown procs may start later."""
 
     procs: list[str]
     closed: bool = False  # their connection has ended: report with ``ProcEnding`` whether they are about to exit
 
 
-class ProcEnding(msgspec.Struct, array_like=True, tag=49):
+class ProcEnding(Message, tag=49):
     """Whether a proc is ending whose connection has ended, before its exit status is known."""
 
     proc: str
@@ -410,7 +403,7 @@ class ProcEnding(msgspec.Struct, array_like=True, tag=49):
     asked: str = ""  # the reason, if it was told to stop
 
 
-class GetStatus(msgspec.Struct, array_like=True, tag=38):
+class GetStatus(Message, tag=38):
     """Answered with a Reply whose body is a pickle of bytes: MessagePack of ``list[ProcStatus]``."""
 
     call: int
@@ -432,7 +425,7 @@ class ProcStatus(msgspec.Struct, array_like=True, frozen=True):
     gpus: dict[int, tuple[int, float]] = {}  # by GPU: the memory it uses there (bytes), how busy the GPU is (percent)
 
 
-class GetLogs(msgspec.Struct, array_like=True, tag=39):
+class GetLogs(Message, tag=39):
     """Answered with a Reply: a pickle of MessagePack of ``list[LogText]``. ``tail``: the least lines wanted; 0: all."""
 
     call: int
@@ -449,14 +442,14 @@ class LogText(msgspec.Struct, array_like=True, frozen=True):
     dropped: int = 0
 
 
-class Shutdown(msgspec.Struct, array_like=True, tag=40):
+class Shutdown(Message, tag=40):
     """The agent stops every proc, drains their output, answers with a Reply, and exits."""
 
     call: int
     grace: Seconds
 
 
-class ProcUnresponsive(msgspec.Struct, array_like=True, tag=45):
+class ProcUnresponsive(Message, tag=45):
     """The proc is alive but does not answer its agent. To its owner and all watchers; again when its stack is known."""
 
     proc: str
@@ -467,14 +460,14 @@ class ProcUnresponsive(msgspec.Struct, array_like=True, tag=45):
     stack: str = ""
 
 
-class ProcResponds(msgspec.Struct, array_like=True, tag=46):
+class ProcResponds(Message, tag=46):
     """An unresponsive proc has answered."""
 
     proc: str
     seconds: Seconds  # how long the answer took
 
 
-class AskStacks(msgspec.Struct, array_like=True, tag=47):
+class AskStacks(Message, tag=47):
     """Read the stacks of these procs from outside. Answered as GetStatus is: MessagePack of ``list[StackRead]``."""
 
     call: int
@@ -494,7 +487,7 @@ class StackRead(msgspec.Struct, array_like=True, frozen=True):
     error: str = ""  # the reason if there is none
 
 
-class AskConsole(msgspec.Struct, array_like=True, tag=48):
+class AskConsole(Message, tag=48):
     """To a controller, from a terminal of the same user: open the debugger's console.
 
     Accepted on a link without Hello, as are the requests to keepers in ``kept_mesh``. Answered with a Reply whose body
@@ -510,7 +503,7 @@ class AskConsole(msgspec.Struct, array_like=True, tag=48):
 # -- healing ----------------------------------------------------------------------------------
 
 
-class Replaced(msgspec.Struct, array_like=True, tag=41):
+class Replaced(Message, tag=41):
     """A dead proc has a successor, which takes its place in the mesh from now on.
 
     Owners of actors on the dead proc recreate them on the successor. Answered with a Reply when that is done.
@@ -522,13 +515,13 @@ class Replaced(msgspec.Struct, array_like=True, tag=41):
     ref: ProcRef
 
 
-class AskReplaced(msgspec.Struct, array_like=True, tag=42):
+class AskReplaced(Message, tag=42):
     """To the root: report to the sender when this dead proc has a successor, or that it has one."""
 
     proc: str
 
 
-class AskEnded(msgspec.Struct, array_like=True, tag=44):
+class AskEnded(Message, tag=44):
     """Query which of these actors have ended here. Reply body: a pickle of their causes by actor."""
 
     call: int
@@ -536,7 +529,7 @@ class AskEnded(msgspec.Struct, array_like=True, tag=44):
     actors: list[str]
 
 
-class Checkpoint(msgspec.Struct, array_like=True, tag=43):
+class Checkpoint(Message, tag=43):
     """To the owner's process: the value that an actor's ``checkpoint`` has returned. Body: its pickle."""
 
     actor: str
@@ -548,7 +541,7 @@ class Checkpoint(msgspec.Struct, array_like=True, tag=43):
 # -- the data plane ---------------------------------------------------------------------------
 
 
-class BufferRead(msgspec.Struct, array_like=True, tag=50):
+class BufferRead(Message, tag=50):
     """To a buffer's owner: send these bytes of it. Answered with a Reply that has them as its only buffer."""
 
     call: int
@@ -557,7 +550,7 @@ class BufferRead(msgspec.Struct, array_like=True, tag=50):
     size: int
 
 
-class BufferWrite(msgspec.Struct, array_like=True, tag=51):
+class BufferWrite(Message, tag=51):
     """To a buffer's owner: put the one buffer of this message into it. Answered with a Reply."""
 
     call: int
@@ -567,7 +560,7 @@ class BufferWrite(msgspec.Struct, array_like=True, tag=51):
     segment: SegmentRef | None = None
 
 
-class BufferAtomic(msgspec.Struct, array_like=True, tag=52):
+class BufferAtomic(Message, tag=52):
     """To a buffer's owner: change one 8-byte word. Reply body: the word before.
 
     Without ``expected``: add ``operand``; with it: put ``operand`` there if the word is ``expected``.
@@ -580,14 +573,14 @@ class BufferAtomic(msgspec.Struct, array_like=True, tag=52):
     expected: int | None = None
 
 
-class BufferDrop(msgspec.Struct, array_like=True, tag=53):
+class BufferDrop(Message, tag=53):
     """To a buffer's owner: drop it. Answered when no transfer accesses it any more."""
 
     call: int
     buffer: int
 
 
-class BufferOffer(msgspec.Struct, array_like=True, tag=54):
+class BufferOffer(Message, tag=54):
     """To a buffer's owner: prepare its side of a backend for this buffer (a listener, a queue pair, an IPC handle).
 
     Body: the request of the sender's backend. Answered with a Reply whose body is "+" and the answer of the
@@ -599,87 +592,11 @@ class BufferOffer(msgspec.Struct, array_like=True, tag=54):
     backend: str
 
 
-Message = (
-    Hello
-    | Refused
-    | Routed
-    | Introduce
-    | Unreachable
-    | AgentLost
-    | Call
-    | Reply
-    | Create
-    | StopActor
-    | ActorFailed
-    | Interrupt
-    | Bootstrap
-    | EndProc
-    | Ping
-    | SetLogLevel
-    | AskTrace
-    | Release
-    | Forget
-    | BodyFetched
-    | BodyAgain
-    | PeersFailed
-    | PortGiven
-    | PortLeft
-    | SpawnProcs
-    | SetPlacement
-    | ProcStarted
-    | ProcExited
-    | ProcEnding
-    | OutputChunk
-    | OutputEnd
-    | KillProcs
-    | StopProcs
-    | ReportProcs
-    | GetStatus
-    | GetLogs
-    | Shutdown
-    | AskStacks
-    | AskConsole
-    | ProcUnresponsive
-    | ProcResponds
-    | Replaced
-    | AskReplaced
-    | AskEnded
-    | Checkpoint
-    | BufferRead
-    | BufferWrite
-    | BufferAtomic
-    | BufferDrop
-    | BufferOffer
-    | Cast
-    | CastGroup
-    | CastReplies
-    | CastLost
-    | CastsOver
-    | CastDrop
-    | Keep
-    | TakeOver
-    | Hear
-    | LetGo
-    | Taken
-    | Adopt
-    | Observe
-    | ObserveRank
-    | RankActivity
-    | Observed
-    | LookAtKept
-    | ReadKeptLogs
-    | EndKept
-    | MeetAs
-    | MeetMachines
-    | MeetOpen
-    | MeetFrame
-    | MeetClosed
-)
-
 encode = msgspec.msgpack.Encoder().encode
 encode_death = msgspec.msgpack.Encoder().encode
 decode_death = msgspec.msgpack.Decoder(Death).decode
-decode: Callable[[bytes | memoryview], Message] = msgspec.msgpack.Decoder(Message).decode
+_KINDS: Any = functools.reduce(operator.or_, Message.__subclasses__())
+decode: Callable[[bytes | memoryview], Message] = msgspec.msgpack.Decoder(_KINDS).decode
 
 
 def can_meet(version: int, oldest: int) -> bool:
@@ -694,7 +611,7 @@ def can_meet(version: int, oldest: int) -> bool:
 
 def message_name(tag: int) -> str:
     """Return the name of the message with a tag; "" if there is none."""
-    return next((kind.__name__ for kind in get_args(Message) if kind.__struct_config__.tag == tag), "")
+    return next((kind.__name__ for kind in Message.__subclasses__() if kind.__struct_config__.tag == tag), "")
 
 
 def death_of(body: Any) -> Death:

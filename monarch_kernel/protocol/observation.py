@@ -5,10 +5,10 @@ Every request is a lease: when it is not renewed in time, reports end, so a cont
 
 import msgspec
 
-from monarch_kernel.protocol.refs import Seconds
+from monarch_kernel.protocol.refs import Message, Seconds
 
 
-class Observe(msgspec.Struct, array_like=True, tag=80):
+class Observe(Message, tag=80):
     """From a controller to a host agent: report on the host and on the sender's procs. Answered with ``Observed``s.
 
     The sender renews the lease before it expires. Values are reported again only after a change.
@@ -20,7 +20,7 @@ class Observe(msgspec.Struct, array_like=True, tag=80):
     number: int = 0  # number of the sender's requests with ``again``, which the reports of ranks repeat
 
 
-class ObserveRank(msgspec.Struct, array_like=True, tag=81):
+class ObserveRank(Message, tag=81):
     """From a host agent to one of its ranks: report what its actors do. Answered with ``RankActivity``s."""
 
     lease: Seconds  # as in Observe
@@ -42,7 +42,7 @@ class ActorActivity(msgspec.Struct, array_like=True, frozen=True):
     failures: int = 0
 
 
-class RankActivity(msgspec.Struct, array_like=True, tag=82):
+class RankActivity(Message, tag=82):
     """From a rank to its host agent: the changes since its last report."""
 
     actors: list[ActorActivity]  # new or different
@@ -93,7 +93,7 @@ class HostFigures(msgspec.Struct, array_like=True, frozen=True):
     gpus: list[GpuFigures] = []
 
 
-class Observed(msgspec.Struct, array_like=True, tag=83):
+class Observed(Message, tag=83):
     """From a host agent to a watching controller: changes since its last report."""
 
     time: float  # when it was sent, on the host's clock

@@ -30,24 +30,6 @@ from typing import Any, Literal
 
 import msgspec
 
-__all__ = [
-    "MAX_RECORD",
-    "Kind",
-    "OutputDecoder",
-    "OutputEvent",
-    "Stream",
-    "beginning",
-    "decode_answer",
-    "encode_answer",
-    "encode_begin",
-    "encode_end",
-    "encode_flush",
-    "encode_message",
-    "encode_text",
-    "plain_text",
-    "text_encoder",
-]
-
 Stream = Literal["stdout", "stderr"]
 Kind = Literal["text", "display", "result", "error", "clear", "comm", "begin", "end", "flush"]
 

@@ -10,6 +10,10 @@ import msgspec
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
 
 
+class Message(msgspec.Struct, array_like=True):
+    """The header of a message. Each kind has a tag of its own, which its class states."""
+
+
 class ProcRef(msgspec.Struct, array_like=True, frozen=True):
     """The address of a proc: sufficient for any process to reach it, or to ask its agent why it cannot.
 
@@ -28,16 +32,7 @@ class ProcRef(msgspec.Struct, array_like=True, frozen=True):
 
     def agent_ref(self) -> "ProcRef":
         """Return the reference of its host agent."""
-        return ProcRef(
-            self.agent,
-            self.agent_address,
-            self.host,
-            self.agent,
-            self.agent_address,
-            self.site,
-            self.gateway,
-            self.gateway_address,
-        )
+        return self.beside(self.agent, self.agent_address)
 
     @property
     def is_controller(self) -> bool:

@@ -6,7 +6,6 @@ The widget, the panel, the metrics and the terminal are views of it. Programs ca
 from monarch_kernel.watch.board import Board, advanced
 from monarch_kernel.watch.history.query import HistoryQueryError, QueryResult
 from monarch_kernel.watch.history.recorder import History, history
-from monarch_kernel.watch.live import show_live
 from monarch_kernel.watch.metrics import Metrics, MetricsEndpoint, MetricsTable, metrics
 from monarch_kernel.watch.model import (
     ActorView,
@@ -20,6 +19,7 @@ from monarch_kernel.watch.model import (
     Snapshot,
     StopView,
 )
+from monarch_kernel.watch.status_table import show_live
 from monarch_kernel.watch.tracing import Trace, TraceSummary, current_trace, trace
 from monarch_kernel.watch.watcher import Watch, provide, watch
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from monarch_kernel import introspection
+from monarch_kernel import environment, introspection
 from monarch_kernel.actor import get_meter
 from monarch_kernel.display.tables import AsTable, TableView
 from monarch_kernel.private_files import read_own_file, write_own_file
@@ -464,10 +464,7 @@ def token_file() -> str:
     Raises:
         OSError: it cannot be created or read, or another user could have written it.
     """
-    base = os.environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(base):
-        base = os.path.expanduser("~/.config")
-    path = os.path.join(base, "monarch_kernel", "metrics.token")
+    path = os.path.join(environment.user_folder("config"), "metrics.token")
     if not os.path.lexists(path):
         os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
         write_own_file(path, secrets.token_urlsafe(32).encode())

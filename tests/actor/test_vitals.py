@@ -13,7 +13,7 @@ import pytest
 
 from monarch_kernel import actor as public
 from monarch_kernel.actor import ActorMesh, ProcMesh, endpoint, this_host
-from monarch_kernel.runtime.host import stack_reader
+from monarch_kernel.runtime.host import agent
 from tests.conftest import wait_until
 from tests.deaths import Mortal
 from tests.waiting import patience
@@ -122,7 +122,7 @@ Thread 10 (idle): "Thread-4"
 
 
 def test_stacks_are_the_users() -> None:
-    assert stack_reader._tidy(DUMP).splitlines() == [
+    assert agent._tidy(DUMP).splitlines() == [
         'Thread 7 (active): "MainThread"',
         "    work (user.py:3)",
         "    call (monarch_kernel/runtime/actor/execution/instance.py:240)",
@@ -131,4 +131,4 @@ def test_stacks_are_the_users() -> None:
         "    get (queue.py:171)",
         'Thread 10 (idle): "Thread-4": in the runtime, waiting for a message',
     ]
-    assert stack_reader._tidy("Error: Permission Denied\n") == "Error: Permission Denied"
+    assert agent._tidy("Error: Permission Denied\n") == "Error: Permission Denied"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from monarch_kernel.actor import Extent
-from monarch_kernel.debugger.controller.collective_timeouts import Countdown
+from monarch_kernel.debugger.controller.breakpoints import Countdown
 from monarch_kernel.debugger.controller.viewers import Viewer, Viewers
 from monarch_kernel.debugger.events import (
     Event,

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_kernel.debugger.commands.console import Console
-from monarch_kernel.debugger.commands.inspection import StopSelection
+from monarch_kernel.debugger.commands.console import Console, StopSelection
 from monarch_kernel.debugger.controller.sets import StopSet
 from monarch_kernel.debugger.events import frames_of_a_stack, frames_of_an_ide, shown_frame, user_frames
 from monarch_kernel.debugger.frontend import Frontend

@@ -123,15 +123,15 @@ def test_the_same_file_by_other_paths(tmp_path: Path) -> None:
     other = tmp_path / "sub" / "train.py"
     other.parent.mkdir()
     other.write_text("")
-    assert source_locations.same_file(str(file), str(link))
-    assert not source_locations.same_file(str(file), str(other))  # both are there, and differ
-    assert source_locations.same_file("/elsewhere/train.py", str(file))
-    assert not source_locations.same_file("/elsewhere/test.py", str(file))
+    assert source_locations.matching_parts(str(file), str(link))
+    assert not source_locations.matching_parts(str(file), str(other))  # both are there, and differ
+    assert source_locations.matching_parts("/elsewhere/train.py", str(file))
+    assert not source_locations.matching_parts("/elsewhere/test.py", str(file))
     assert source_locations.matching_parts("/elsewhere/sub/train.py", str(other)) > source_locations.matching_parts(
         "/elsewhere/sub/train.py", str(file)
     )
-    assert source_locations.same_file("/tmp/ipykernel_1/7.py", "/tmp/ipykernel_1/7.py")
-    assert not source_locations.same_file("<string>", "/x/<string>")
+    assert source_locations.matching_parts("/tmp/ipykernel_1/7.py", "/tmp/ipykernel_1/7.py")
+    assert not source_locations.matching_parts("<string>", "/x/<string>")
 
 
 def test_the_methods_of_dataclasses_and_named_tuples_are_no_user_code() -> None:

@@ -22,7 +22,7 @@ def mesh(kernel: Kernel) -> Kernel:
     )
     kernel.ok("notebook_only = 1")
     # Ranks of a busy machine take longer to answer than a person who types should wait.
-    kernel.ok(f"from monarch_kernel.kernel.magics import rank_introspection as r\nr.FIRST = r.LATER = {PATIENCE}")
+    kernel.ok(f"from monarch_kernel.kernel.magics import ipython_hooks as r\nr.FIRST = r.LATER = {PATIENCE}")
     return kernel
 
 

@@ -10,9 +10,9 @@ from IPython.core.error import UsageError
 
 from monarch_kernel.actor import Extent
 from monarch_kernel.kernel import managed_mesh
-from monarch_kernel.kernel.magics import arguments, up_arguments
-from monarch_kernel.kernel.magics.completion import Known, MeshCompleter
+from monarch_kernel.kernel.magics import arguments, lifecycle_magics
 from monarch_kernel.kernel.magics.dispatch import FUNCTIONS, GROUPS, SUBCOMMANDS
+from monarch_kernel.kernel.magics.ipython_hooks import Known, MeshCompleter
 from monarch_kernel.kernel.magics.mesh_magics import MeshMagics
 
 FLAT = Extent(("gpus",), (8,))
@@ -38,7 +38,7 @@ def refused(call: Any, *args: Any) -> str:
     ],
 )
 def test_up(words: list[str], procs: int | None, wanted: Any) -> None:
-    assert up_arguments.up_arguments("%mesh up", words, procs) == wanted
+    assert lifecycle_magics.up_arguments("%mesh up", words, procs) == wanted
 
 
 @pytest.mark.parametrize(
@@ -63,15 +63,15 @@ def test_up(words: list[str], procs: int | None, wanted: Any) -> None:
     ],
 )
 def test_up_refuses(words: list[str], procs: int | None, said: str) -> None:
-    assert said in refused(up_arguments.up_arguments, "%mesh up", words, procs)
+    assert said in refused(lifecycle_magics.up_arguments, "%mesh up", words, procs)
 
 
 def test_env() -> None:
-    found = up_arguments.env_arguments("%mesh up", ["A=1", "B=x=y", "~/envs/train", "C="])
+    found = lifecycle_magics.env_arguments("%mesh up", ["A=1", "B=x=y", "~/envs/train", "C="])
     assert found == ({"A": "1", "B": "x=y", "C": ""}, "~/envs/train")
     for wrong in ("", "=1", "1A=2", "A B=1"):
-        assert "VARIABLE=VALUE" in refused(up_arguments.env_arguments, "%mesh up", [wrong])
-    assert "not in a and b" in refused(up_arguments.env_arguments, "%mesh up", ["a", "b"])
+        assert "VARIABLE=VALUE" in refused(lifecycle_magics.env_arguments, "%mesh up", [wrong])
+    assert "not in a and b" in refused(lifecycle_magics.env_arguments, "%mesh up", ["a", "b"])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from monarch_kernel.kernel.output.folding import Folding
+from monarch_kernel.kernel.output.cell_output import Folding
 from monarch_kernel.kernel.output.publisher import Block, RichView, Source, TextView
 from monarch_kernel.kernel.output.rank_lines import Limits
 

@@ -22,7 +22,7 @@ import pytest
 from bench.environments import EnvironmentFailed, python_for
 from monarch_kernel.job import SkyPilotJob
 from monarch_kernel.launchers.sky import SkyLauncher
-from monarch_kernel.launchers.sky.client import client, close_clients
+from monarch_kernel.launchers.sky.launcher import client, close_clients
 from tests.launchers.sshd import Sshd
 
 #: How many nodes the cloud has; labels with which a cluster is never given, and is refused.

@@ -19,7 +19,6 @@ from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import MARKER, HostPhase, Launcher, Resources
 from monarch_kernel.launchers.listing import list_jobs
 from monarch_kernel.launchers.sky import SkyLauncher
-from monarch_kernel.launchers.sky import client as sky_client
 from monarch_kernel.launchers.sky import launcher as sky_launcher
 from tests.conftest import wait_until
 from tests.launchers.conformance import SECRET, Conformance, Engine, Prober, clean, processes_of, script
@@ -188,16 +187,16 @@ def test_what_skypilot_cannot_be_asked_for_is_refused_before() -> None:
 def test_the_interpreter_of_skypilots_command_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError, match=r"not installed here: pip install 'monarch_kernel\[sky\]'.*uv tool install"):
-        sky_client.interpreter("")
+        sky_launcher.interpreter("")
     command = tmp_path / "sky"
     for text in ("#!/opt/sky/bin/python3\nimport sky\n", '#!/bin/sh\n\'\'\'exec\' "/opt/sky/bin/python3" "$0" "$@"\n'):
         command.write_text(text)
         command.chmod(0o755)
-        assert sky_client.interpreter("") == sky_client.interpreter(str(command)) == "/opt/sky/bin/python3"
+        assert sky_launcher.interpreter("") == sky_launcher.interpreter(str(command)) == "/opt/sky/bin/python3"
     command.write_text("#!/bin/sh\nexec pyenv exec sky\n")
     with pytest.raises(LaunchError, match="does not say which Python runs it"):
-        sky_client.interpreter("")
-    assert sky_client.interpreter(sys.executable) == sys.executable
+        sky_launcher.interpreter("")
+    assert sky_launcher.interpreter(sys.executable) == sys.executable
 
 
 def test_the_command_holds_a_node_while_a_worker_lives_and_notes_its_environment(

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from monarch_kernel.rdma import is_ibverbs_available
-from monarch_kernel.runtime.transfer.memory import Layout, Memory, memory_of
+from monarch_kernel.runtime.transfer.memory import Layout, Memory, common_runs, memory_of
 from monarch_kernel.runtime.transfer.verbs import regions
 from monarch_kernel.runtime.transfer.verbs.backend import _worth_spanning, why_not
 from monarch_kernel.runtime.transfer.verbs.card import CardPort, Gid, find_ports, network, pair
-from monarch_kernel.runtime.transfer.verbs.regions import owner_of, works
+from monarch_kernel.runtime.transfer.verbs.regions import owner_of
 from tests.waiting import patience
 
 IB, V1, V2 = 0, 1, 2
@@ -83,7 +83,7 @@ def test_infiniband_ports_meet_within_a_subnet() -> None:
 
 def test_work_requests_are_in_one_piece_on_both_sides() -> None:
     mine, theirs = Layout(1000, ((3, 20),), 10), Layout(5000, ((2, 100),), 20)
-    assert list(works(mine, 0, theirs, 5, 30, 8)) == [
+    assert list(common_runs(mine, 0, theirs, 5, 30, 8)) == [
         (1000, 5005, 8),
         (1008, 5013, 2),
         (1020, 5015, 5),
@@ -91,7 +91,7 @@ def test_work_requests_are_in_one_piece_on_both_sides() -> None:
         (1040, 5105, 8),
         (1048, 5113, 2),
     ]
-    assert list(works(Layout(0, (), 10), 2, Layout(50, (), 10), 0, 5, 100)) == [(2, 50, 5)]
+    assert list(common_runs(Layout(0, (), 10), 2, Layout(50, (), 10), 0, 5, 100)) == [(2, 50, 5)]
 
 
 def test_gaps_are_read_too_where_that_is_cheaper() -> None:

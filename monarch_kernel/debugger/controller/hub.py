@@ -14,8 +14,7 @@ from typing import Any
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger import on_made
-from monarch_kernel.debugger.controller.breakpoints import Breakpoints, check
-from monarch_kernel.debugger.controller.collective_timeouts import Countdown, countdown
+from monarch_kernel.debugger.controller.breakpoints import Breakpoints, Countdown, check, countdown
 from monarch_kernel.debugger.controller.query import Answers, ask_agents
 from monarch_kernel.debugger.controller.registry import DebuggedMesh, StopRegistry
 from monarch_kernel.debugger.controller.sets import StopSet
@@ -391,6 +390,3 @@ def forget_debugger() -> None:
         debugger, _debugger = _debugger, None
     if debugger is not None:
         debugger.close()
-
-
-__all__ = ["DriverError", "MeshDebugger", "existing_debugger", "forget_debugger", "get_debugger"]

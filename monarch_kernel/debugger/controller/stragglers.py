@@ -30,9 +30,6 @@ from monarch_kernel.meshes import format_ranks
 from monarch_kernel.private_files import write_own_file
 from monarch_kernel.workers import client_path
 
-__all__ = ["StragglerReport", "stragglers"]
-
-
 # Compute when each rank arrived at each collective, how long it waited, and which ranks kept others waiting. Pure.
 
 #: Parts of the names of operations in which each rank waits for all others.

@@ -31,9 +31,6 @@ from monarch_kernel.introspection import Whole
 from monarch_kernel.meshes import format_points, format_ranks
 from monarch_kernel.protocol.faults import Fault
 
-__all__ = ["Diff", "diff", "pull"]
-
-
 # Compare the readings of many ranks: the distinct values, the ranks that have them, and where they differ. Pure.
 
 #: How many groups of ranks are compared part by part. If there are more, the smallest ones are compared.

@@ -10,22 +10,6 @@ from typing import Literal, NamedTuple
 
 from monarch_kernel.debugger.source_locations import USER, SourceLocation
 
-__all__ = [
-    "ANY_ERROR",
-    "Bound",
-    "Breakpoint",
-    "Evaluation",
-    "How",
-    "NotSteppable",
-    "Reason",
-    "Resumed",
-    "Stop",
-    "StopFrame",
-    "Stopped",
-    "Variable",
-]
-
-
 # The stacks of a rank, with the cell, endpoint or task of each. Plain values; named tuples, which pickle fast.
 
 #: The kinds of code that a stack belongs to.
@@ -122,7 +106,7 @@ class Breakpoint:
 
     Attributes:
         id: its number, from 1, which `Bound` and `Stop.breakpoint` repeat.
-        file: a path, or the name that a cell was compiled under; see `source_locations.same_file` for what matches.
+        file: a path, or the name that a cell was compiled under; see `source_locations.matching_parts`.
         line: 1-based. For a line without code, the next line of the same function that has code.
         condition: an expression of the frame; stop if it is true. If it raises, stop as well, and report it.
         hits: stop at the hit of that number and at all later ones; 0 means 1. Only hits with a true condition count.

@@ -38,26 +38,6 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.rank.stopping.tracer import StopTracer
     from monarch_kernel.introspection import Failure
 
-__all__ = [
-    "RankDebugger",
-    "arm",
-    "attach",
-    "call",
-    "cancel_pause",
-    "evaluate",
-    "existing_tracer",
-    "kept_errors",
-    "pause",
-    "post_mortem",
-    "rank_of",
-    "resume",
-    "scopes",
-    "serve",
-    "set_variable",
-    "stop_here",
-    "variables",
-]
-
 
 #: How long a voting rank waits for the other ranks, and then for the hub's decision (seconds).
 VOTE_PATIENCE = 5.0

@@ -12,9 +12,9 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from monarch_kernel import environment
 from monarch_kernel.debugger.commands.stop_text import with_clock
 from monarch_kernel.display.tables import only_colours
 from monarch_kernel.introspection import Controller
@@ -144,10 +144,10 @@ class TerminalClient:
         from prompt_toolkit.patch_stdout import patch_stdout
         from prompt_toolkit.shortcuts import CompleteStyle
 
-        folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "monarch_kernel"
+        folder = environment.user_folder("state")
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            history: Any = FileHistory(folder / "debug_history")
+            os.makedirs(folder, 0o700, exist_ok=True)
+            history: Any = FileHistory(os.path.join(folder, "debug_history"))
         except OSError:  # no writable home directory
             history = InMemoryHistory()
         session: Any = PromptSession(

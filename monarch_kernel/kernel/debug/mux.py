@@ -23,10 +23,9 @@ import zmq
 from ipykernel.debugger import Debugger, DebugpyClient
 
 from monarch_kernel import programs
-from monarch_kernel.kernel.debug.rank_focus import FocusAnswer, focus
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.magics.arguments import Arguments, peek
-from monarch_kernel.kernel.magics.dap_magics import DapMagics
+from monarch_kernel.kernel.magics.dap_magics import DapMagics, FocusAnswer, focus
 from monarch_kernel.kernel.rank.sent_values import fallback_bundle
 
 if TYPE_CHECKING:

@@ -14,13 +14,11 @@ from monarch_kernel.kernel.magics.dap_magics import DapMagics
 from monarch_kernel.kernel.magics.job_magics import JobMagics
 from monarch_kernel.kernel.magics.lifecycle_magics import LifecycleMagics
 from monarch_kernel.kernel.magics.numerics_magics import ComparisonMagics, NumericsMagics
-from monarch_kernel.kernel.magics.status_magics import StatusMagics
+from monarch_kernel.kernel.magics.status_magics import StatusMagics, TelemetryMagics
 from monarch_kernel.kernel.magics.stop_magics import StopMagics
 from monarch_kernel.kernel.magics.subcommands import Subcommands
 from monarch_kernel.kernel.magics.sync_magics import SyncMagics
-from monarch_kernel.kernel.magics.telemetry_magics import TelemetryMagics
-from monarch_kernel.kernel.magics.value_magics import ValueMagics
-from monarch_kernel.kernel.magics.variable_magics import VariableMagics
+from monarch_kernel.kernel.magics.value_magics import ValueMagics, VariableMagics
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.launchers.host_request import nearest
 

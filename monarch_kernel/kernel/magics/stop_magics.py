@@ -10,7 +10,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from monarch_kernel.debugger import get_debugger
 from monarch_kernel.debugger.commands import breakpoint_commands
 from monarch_kernel.debugger.commands.grammar import CommandError
-from monarch_kernel.debugger.controller.collective_timeouts import extend
+from monarch_kernel.debugger.controller.breakpoints import extend
 from monarch_kernel.debugger.controller.viewers import DriverError
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.debug.stop_notices import live

@@ -237,7 +237,7 @@ class KubernetesLauncher(Launcher):
         data = self._taken(data, request.command.job, wanted)
         made = self._to_make(wanted)
         if not made:
-            return self._ticket(request.command.job, data)
+            return self._ticket(request.command.job, len(data.pods), data)
         data.through = self._maker(api)
         pods = self._pods_of(api, request, made)
         try:
@@ -245,7 +245,7 @@ class KubernetesLauncher(Launcher):
             owner = api.request("POST", path, kubernetes_pods.secret(request.command, this_user()))["metadata"]["uid"]
             if data.through in POD_SETS:
                 self._places(data, request.command.job).create(pods, made, owner, this_user())
-                return self._ticket(request.command.job, data)
+                return self._ticket(request.command.job, len(data.pods), data)
             return self._created(data, request, pods, made, owner)
         except BaseException as e:
             with contextlib.suppress(LaunchError, OSError):
@@ -256,13 +256,13 @@ class KubernetesLauncher(Launcher):
 
     def more(self, ticket: Ticket, count: int, request: LaunchRequest) -> Ticket:
         """See ``Launcher``. Kubernetes itself replaces Pods that are gone."""
-        data = _data(ticket)
+        data = ticket.read(_Data)
         api = self._api(data.context)
         wanted = dict(enumerate(host_meshes(request), ticket.hosts))
         data = self._taken(data, ticket.job, wanted)
         made = self._to_make(wanted)
         if not made:
-            return self._ticket(ticket.job, data)
+            return self._ticket(ticket.job, len(data.pods), data)
         if data.through in POD_SETS:
             return self._more_placed(data, ticket, request, made)
         try:
@@ -287,7 +287,7 @@ class KubernetesLauncher(Launcher):
             if isinstance(e, ApiRefusedError):
                 raise self._refused(e, data) from None
             raise
-        return self._ticket(ticket.job, data)
+        return self._ticket(ticket.job, len(data.pods), data)
 
     def _to_make(self, wanted: Mapping[int, str]) -> dict[int, str]:
         """Return those further hosts that do not use existing Pods."""
@@ -333,7 +333,7 @@ class KubernetesLauncher(Launcher):
                 self._delete(api, data.namespace, names.values())
             raise
         data.pods = [names.get(number, name) for number, name in enumerate(data.pods)]
-        return self._ticket(request.command.job, data)
+        return self._ticket(request.command.job, len(data.pods), data)
 
     def _maker(self, api: KubernetesApi) -> str:
         """Return the creator of the Pods of a new job."""
@@ -345,9 +345,6 @@ class KubernetesLauncher(Launcher):
         except ApiRefusedError:
             return DIRECTLY
         return kind.through
-
-    def _ticket(self, job: str, data: _Data) -> Ticket:
-        return Ticket(launcher=self.name, job=job, hosts=len(data.pods), data=msgspec.to_builtins(data))
 
     def _own_image(self, api: KubernetesApi) -> str:
         """Return the image of the Pod in which this process runs; "" outside of a Pod."""
@@ -397,7 +394,7 @@ class KubernetesLauncher(Launcher):
 
     def poll(self, ticket: Ticket) -> JobStatus:
         """See ``Launcher``. Sends one request for all Pods, and two more for each worker that has come up since."""
-        data = _data(ticket)
+        data = ticket.read(_Data)
         api = self._api(data.context)
         made = data.made()
         taken = {each.host: each for each in data.taken}
@@ -453,7 +450,7 @@ class KubernetesLauncher(Launcher):
 
     def log(self, ticket: Ticket, host: int, lines: int = 100) -> str:
         """See ``Launcher``. For a Pod without output: the warnings of Kubernetes."""
-        data = _data(ticket)
+        data = ticket.read(_Data)
         api = self._api(data.context)
         name, options = f"host {host}", dict[str, str | int](tailLines=lines)
         try:
@@ -492,7 +489,7 @@ class KubernetesLauncher(Launcher):
             LaunchError: the host cannot be reached through the API server either.
         """
         tunnel = self._pattern.tunnel
-        data = _data(ticket)
+        data = ticket.read(_Data)
         api = self._api(data.context)
         if tunnel is False or (tunnel is None and (api.is_own or reaches(host.url, _DIRECT_TIME))):
             return host.url
@@ -506,7 +503,7 @@ class KubernetesLauncher(Launcher):
 
     def end(self, ticket: Ticket, hosts: Sequence[int] | None = None) -> None:
         """See ``Launcher``. Existing Pods of others stay."""
-        data = _data(ticket)
+        data = ticket.read(_Data)
         made = [number for number in data.made() if hosts is None or number in hosts]
         if not made:
             return
@@ -569,9 +566,10 @@ class KubernetesLauncher(Launcher):
             number = pod.labels.get(HOST_LABEL, "")
             if number.isdigit():
                 jobs.setdefault(pod.labels[JOB_LABEL], {})[int(number)] = pod.name
-        tickets = [
-            launcher._ticket(job, _Data(api.namespace, api.context, _filled(pods))) for job, pods in jobs.items()
-        ]
+        tickets: list[Ticket] = []
+        for job, pods in jobs.items():
+            filled = [pods.get(number, "") for number in range(max(pods) + 1)]
+            tickets.append(launcher._ticket(job, len(filled), _Data(api.namespace, api.context, filled)))
         for kind in POD_SETS.values():
             try:
                 items = api.request("GET", kind.path(api.namespace), labelSelector=mine).get("items") or []
@@ -582,17 +580,8 @@ class KubernetesLauncher(Launcher):
             for job in dict.fromkeys(each["metadata"]["labels"][JOB_LABEL] for each in items):
                 data = _Data(api.namespace, api.context, [], through=kind.through)
                 data.pods = [""] * launcher._places(data, job).hosts()
-                tickets.append(launcher._ticket(job, data))
+                tickets.append(launcher._ticket(job, len(data.pods), data))
         return [(launcher, ticket) for ticket in tickets]
-
-
-def _data(ticket: Ticket) -> _Data:
-    return msgspec.convert(ticket.data, _Data)
-
-
-def _filled(pods: Mapping[int, str]) -> list[str]:
-    """Return the names of Pods by their numbers; "" for deleted ones."""
-    return [pods.get(number, "") for number in range(max(pods) + 1)]
 
 
 def _of(namespace: str) -> str:

@@ -140,17 +140,6 @@ class RayLauncher(Launcher):
         self._asked: dict[str, Any] = {}  # queries that are not answered yet
         self._answered: dict[str, _Told] = {}  # the latest answers
 
-    def options(self) -> dict[str, Any]:
-        """See ``Launcher``."""
-        return {
-            "address": self._address,
-            "strategy": self._strategy,
-            "spares": self._spares,
-            "port": self._port,
-            "autoscaling": self._autoscaling,
-            "runtime_env": self._runtime_env,
-        }
-
     # -- asking for hosts -----------------------------------------------------------------------------
 
     def submit(self, request: LaunchRequest) -> Ticket:
@@ -163,11 +152,11 @@ class RayLauncher(Launcher):
             self._kill_actors(ray, request.command.job, range(request.hosts))
             self._remove_groups(ray, data.groups)
             raise
-        return self._ticket(request, data)
+        return self._ticket(request.command.job, len(data.places), data)
 
     def more(self, ticket: Ticket, count: int, request: LaunchRequest) -> Ticket:
         """See ``Launcher``."""
-        data = _data(ticket)
+        data = ticket.read(_Data)
         ray = ray_cluster.connect(data.address)
         status = self.poll(ticket)
         free = self._free(ray, ticket, data, status)[:count]
@@ -190,12 +179,7 @@ class RayLauncher(Launcher):
             self._kill_actors(ray, ticket.job, range(first, first + count))
             self._remove_groups(ray, data.groups[before:])
             raise
-        return self._ticket(request, data)
-
-    def _ticket(self, request: LaunchRequest, data: _Data) -> Ticket:
-        return Ticket(
-            launcher=self.name, job=request.command.job, hosts=len(data.places), data=msgspec.to_builtins(data)
-        )
+        return self._ticket(request.command.job, len(data.places), data)
 
     def _add_group(
         self, ray: Any, data: _Data, request: LaunchRequest, first: int, hosts: int, bundles: int, apart: Iterable[str]
@@ -286,7 +270,7 @@ class RayLauncher(Launcher):
 
     def poll(self, ticket: Ticket) -> JobStatus:
         """See ``Launcher``."""
-        data = _data(ticket)
+        data = ticket.read(_Data)
         ray = ray_cluster.connect(data.address)
         groups = ray_cluster.groups(ray)
         found: dict[int, HostStatus] = {}
@@ -429,7 +413,7 @@ class RayLauncher(Launcher):
 
     def log(self, ticket: Ticket, host: int, lines: int = 100) -> str:
         """See ``Launcher``. The actor keeps the log, so it is lost with its node."""
-        ray = ray_cluster.connect(_data(ticket).address)
+        ray = ray_cluster.connect(ticket.read(_Data).address)
         try:
             return ray.get(self._actor(ray, ticket, host).log.remote(lines), timeout=_DIAL_TIME)
         except (ValueError, ray.exceptions.GetTimeoutError):
@@ -441,7 +425,7 @@ class RayLauncher(Launcher):
 
     def end(self, ticket: Ticket, hosts: Sequence[int] | None = None) -> None:
         """See ``Launcher``. A placement group is removed with its last host; until then the job keeps its bundles."""
-        data = _data(ticket)
+        data = ticket.read(_Data)
         ray = ray_cluster.connect(data.address)
         ending = set(range(ticket.hosts) if hosts is None else hosts)
         status = self.poll(ticket)
@@ -512,8 +496,7 @@ class RayLauncher(Launcher):
             data.places = [places[0]] * (max(hosts, default=-1) + 1)
             for host, place in zip(hosts, places):
                 data.places[host] = place
-            ticket = Ticket(launcher=cls.name, job=job, hosts=len(data.places), data=msgspec.to_builtins(data))
-            found.append((launcher, ticket))
+            found.append((launcher, cls._ticket(job, len(data.places), data)))
         return found
 
 
@@ -536,10 +519,6 @@ def _bundle(request: LaunchRequest) -> dict[str, float]:
         except ValueError:
             raise LaunchError(f"{name}={amount} is no resource of Ray: write NAME=NUMBER, such as TPU=4") from None
     return found
-
-
-def _data(ticket: Ticket) -> _Data:
-    return msgspec.convert(ticket.data, _Data)
 
 
 def _mark(job: str, host: int) -> str:

@@ -10,29 +10,27 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_kernel.runtime.node.poller import FORKED
 
 if TYPE_CHECKING:
-    from monarch_kernel.protocol.messages import Call, Death, Launch, ProcRef, SpawnProcs
+    from monarch_kernel.protocol.messages import Call, Death, Launch, ProcRef
     from monarch_kernel.runtime.actor.calls.caster import Caster
     from monarch_kernel.runtime.actor.calls.target import ReportedDeaths, Target
     from monarch_kernel.runtime.actor.errors import MeshFailure
     from monarch_kernel.runtime.actor.execution.instance import ActorInstance, Instance
     from monarch_kernel.runtime.actor.execution.message_gate import MessageGate
-    from monarch_kernel.runtime.actor.healing.healed import Healed
+    from monarch_kernel.runtime.actor.healing.healer import Healer
     from monarch_kernel.runtime.actor.healing.held_calls import HeldCalls
     from monarch_kernel.runtime.actor.hosts.placing import Placements
     from monarch_kernel.runtime.actor.ports.holders import PortHolders
-    from monarch_kernel.runtime.actor.ports.port import Port
     from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink
     from monarch_kernel.runtime.mesh.shape import Extent
     from monarch_kernel.runtime.node.future import Future
     from monarch_kernel.runtime.node.node import Node
-    from monarch_kernel.runtime.supervision import RestartPolicy, Tree
-    from monarch_kernel.subscriptions import Subscribers
+    from monarch_kernel.runtime.supervision import Tree
 
 
 class SpawnedMesh(Protocol):
@@ -40,29 +38,6 @@ class SpawnedMesh(Protocol):
 
     def _target(self) -> Target: ...
     def _stop(self, reason: str) -> Future[Any]: ...
-
-
-class MeshHealer(Protocol):
-    """Records and repairs the meshes of this process: ``healing.healer``.
-
-    Meshes are ``Any``, because they are above it.
-    """
-
-    healing: set[str]
-    on_healing: Subscribers[[frozenset[str], bool]]
-
-    def spawned(
-        self,
-        mesh: Any,
-        messages: Iterable[SpawnProcs],
-        bootstrap: tuple[Body, Buffers],
-        policy: RestartPolicy,
-    ) -> None: ...
-    def add_spares(self, mesh: Any, spares: Any) -> None: ...
-    def born(self, mesh: Any, owner: str, body: Body, buffers: Buffers, ports: Sequence[Port[Any]]) -> None: ...
-    def forget(self, mesh_id: str) -> None: ...
-    def heal(self, mesh: Any, hosts: Any, timeout: float) -> Future[Healed]: ...
-    def respawn(self, mesh: Any, timeout: float) -> Future[Healed]: ...
 
 
 class System(Protocol):
@@ -100,7 +75,7 @@ class System(Protocol):
     @property
     def ports(self) -> PortHolders: ...
     @property
-    def healer(self) -> MeshHealer: ...
+    def healer(self) -> Healer: ...
 
     def reply(self, link: MessageLink, message: Call, status: int, body: Body, buffers: Buffers = ()) -> None: ...
     def reply_dead(self, link: MessageLink, message: Call, death: Death) -> None: ...

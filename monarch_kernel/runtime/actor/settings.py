@@ -184,6 +184,10 @@ def _kept(read: Callable[[Any], Any], show: Callable[[Any], Any] = _same, **defa
     return {name: _Kept(name, value, read, show) for name, value in defaults.items()}
 
 
+def _prefixed(prefix: str, names: str) -> dict[str, str]:
+    return {name: prefix + name.upper() for name in names.split()}
+
+
 _SETTINGS: dict[str, _Setting] = {
     # The time limit for the __cleanup__ of an actor of this process.
     "cleanup_timeout": _Setting("CLEANUP_TIMEOUT", (instance,), _seconds, _duration),
@@ -290,53 +294,23 @@ _SETTINGS: dict[str, _Setting] = {
 
 #: Settings whose environment variable in Monarch is not HYPERACTOR_MESH_ and the name. "": there is none.
 _VARIABLES = {
-    **{
-        name: f"HYPERACTOR_{name.upper()}"
-        for name in (
-            "channel_net_rx_buffer_full_check_interval",
-            "channel_reconnect_timeout",
-            "channel_tcp_congestion",
-            "channel_tcp_keepalive_idle",
-            "cleanup_timeout",
-            "codec_max_frame_length",
-            "enable_dest_actor_reordering_buffer",
-            "force_file_log",
-            "forwarder_flush_timeout",
-            "host_spawn_ready_timeout",
-            "mesh_admin_config_dump_bridge_timeout",
-            "mesh_admin_max_concurrent_resolves",
-            "mesh_admin_pyspy_bridge_timeout",
-            "mesh_admin_pyspy_client_timeout",
-            "mesh_admin_pyspy_max_profile_duration",
-            "mesh_admin_pyspy_timeout",
-            "mesh_admin_query_child_timeout",
-            "mesh_admin_resolve_actor_timeout",
-            "mesh_admin_single_host_timeout",
-            "mesh_admin_tree_timeout",
-            "mesh_attach_config_timeout",
-            "mesh_bootstrap_enable_pdeathsig",
-            "mesh_orphan_timeout",
-            "mesh_proc_spawn_max_idle",
-            "mesh_terminate_concurrency",
-            "mesh_terminate_timeout",
-            "message_ack_every_n_messages",
-            "message_ack_time_interval",
-            "message_delivery_timeout",
-            "message_latency_sampling_rate",
-            "message_ttl_default",
-            "pending_actor_delivery_timeout",
-            "prefix_with_rank",
-            "process_exit_timeout",
-            "process_memory_metric_interval",
-            "read_log_buffer",
-            "sequencer_max_locked_keys",
-            "server_heartbeat_interval",
-            "split_max_buffer_age",
-            "split_max_buffer_size",
-            "stop_actor_timeout",
-            "terminated_snapshot_retention",
-        )
-    },
+    **_prefixed(
+        "HYPERACTOR_",
+        """
+        channel_net_rx_buffer_full_check_interval channel_reconnect_timeout channel_tcp_congestion
+        channel_tcp_keepalive_idle cleanup_timeout codec_max_frame_length enable_dest_actor_reordering_buffer
+        force_file_log forwarder_flush_timeout host_spawn_ready_timeout mesh_admin_config_dump_bridge_timeout
+        mesh_admin_max_concurrent_resolves mesh_admin_pyspy_bridge_timeout mesh_admin_pyspy_client_timeout
+        mesh_admin_pyspy_max_profile_duration mesh_admin_pyspy_timeout mesh_admin_query_child_timeout
+        mesh_admin_resolve_actor_timeout mesh_admin_single_host_timeout mesh_admin_tree_timeout
+        mesh_attach_config_timeout mesh_bootstrap_enable_pdeathsig mesh_orphan_timeout mesh_proc_spawn_max_idle
+        mesh_terminate_concurrency mesh_terminate_timeout message_ack_every_n_messages message_ack_time_interval
+        message_delivery_timeout message_latency_sampling_rate message_ttl_default
+        pending_actor_delivery_timeout prefix_with_rank process_exit_timeout process_memory_metric_interval
+        read_log_buffer sequencer_max_locked_keys server_heartbeat_interval split_max_buffer_age
+        split_max_buffer_size stop_actor_timeout terminated_snapshot_retention
+        """,
+    ),
     **{name: f"MONARCH_{name.upper()}" for name in _SETTINGS if name.startswith("rdma_")},
     **dict.fromkeys(
         (

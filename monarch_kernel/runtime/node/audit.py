@@ -19,7 +19,7 @@ from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 from monarch_kernel import logs
-from monarch_kernel.protocol.append_only_file import AppendOnlyFile
+from monarch_kernel.protocol.private_files import AppendOnlyFile
 from monarch_kernel.runtime.node.poller import Poller, Timer
 
 # Count events that peers can cause repeatedly, so that a log gets one line per period instead of one per event.

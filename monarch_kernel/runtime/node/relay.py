@@ -33,8 +33,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.protocol.casts import (
     GONE,
@@ -54,14 +54,16 @@ from monarch_kernel.protocol.messages import (
     Message,
     ProcRef,
     Routed,
-    SegmentRef,
     decode,
     encode,
     encode_death,
 )
 from monarch_kernel.protocol.serialize import Apart, Body, padded
-from monarch_kernel.runtime.node.interfaces import Gate, Handler, PeerLink, Sink
+from monarch_kernel.runtime.node.interfaces import PeerLink
 from monarch_kernel.runtime.node.poller import Timer
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.node.node import Node
 
 log = logging.getLogger(__name__)
 
@@ -342,37 +344,6 @@ class _Share:
         return self._complete
 
 
-class Timers(Protocol):
-    """The part of a poller that a relay uses."""
-
-    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
-        """Run ``callback`` in ``delay`` seconds."""
-        ...
-
-
-class RelayNode(Protocol):
-    """The part of its agent's node that a relay uses; see ``Node``."""
-
-    id: str
-    handlers: dict[type, Handler]
-    gate: Gate | None
-    on_hello: list[Callable[[PeerLink], None]]
-    on_peer_dead: list[Callable[[str, Death], None]]
-    refs: dict[str, ProcRef]
-    links: dict[str, PeerLink]
-    deaths: dict[str, Death]
-
-    @property
-    def poller(self) -> Timers: ...
-    def link_to(self, proc: str) -> PeerLink | None: ...
-    def learn(self, ref: ProcRef) -> None: ...
-    def watch(self, procs: Iterable[str]) -> None: ...
-    def send(self, proc: str, message: Message, body: Body = b"") -> bool: ...
-    def pack(self, body: Body, buffers: tuple[int, ...], receivers: list[str]) -> tuple[Body, SegmentRef | None]: ...
-    def new_call(self, sink: Sink) -> int: ...
-    def end_call(self, number: int) -> None: ...
-
-
 class Relay:
     """Relays casts at one host agent.
 
@@ -381,7 +352,7 @@ class Relay:
         clock: the time in seconds.
     """
 
-    def __init__(self, node: RelayNode, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, node: Node, clock: Callable[[], float] = time.monotonic) -> None:
         self.node = node
         self.clock = clock
         self._sources: dict[str, _Source] = {}

@@ -32,23 +32,6 @@ from typing import Any
 from monarch_kernel.protocol import output_records
 from monarch_kernel.runtime.actor.context import origin as _origin
 
-__all__ = [
-    "RankStream",
-    "begin_cell",
-    "clear_output",
-    "current_cell",
-    "emit_comm",
-    "emit_display",
-    "emit_error",
-    "end_cell",
-    "flush",
-    "install",
-    "installed",
-    "marks",
-    "set_cell",
-    "uninstall",
-]
-
 #: How long an unfinished line is delayed (seconds).
 PARTIAL_DELAY = 0.1
 #: The maximum number of characters that a thread collects before it sends them.

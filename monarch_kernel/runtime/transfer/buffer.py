@@ -13,8 +13,7 @@ from monarch_kernel.runtime.transfer import backend_settings
 from monarch_kernel.runtime.transfer.errors import RDMAError
 from monarch_kernel.runtime.transfer.handle import Handle, Op, decode_handle, encode_handle
 from monarch_kernel.runtime.transfer.memory import Layout, memory_of
-from monarch_kernel.runtime.transfer.registry import backend_types
-from monarch_kernel.runtime.transfer.service import deadline_in, transfer_service
+from monarch_kernel.runtime.transfer.service import backend_types, deadline_in, transfer_service
 
 
 class RDMABuffer:

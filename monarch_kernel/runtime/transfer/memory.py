@@ -326,19 +326,31 @@ def _array(np: Any, layout: Layout) -> Any:
     return np.ndarray(shape, dtype, memory, layout.address - low, strides)
 
 
+def common_runs(
+    mine: Layout, at: int, theirs: Layout, there: int, size: int, most: int
+) -> Iterator[tuple[int, int, int]]:
+    """Split a transfer into pieces of at most ``most`` bytes, each contiguous on both sides.
+
+    Yields:
+        The address of a piece here, its address there, and its size.
+    """
+    here, remote = mine.runs(at, at + size), theirs.runs(there, there + size)
+    a = b = (0, 0)
+    while size:
+        if not a[1]:
+            a = next(here)
+        if not b[1]:
+            b = next(remote)
+        some = min(a[1], b[1], most)
+        yield a[0], b[0], some
+        a, b = (a[0] + some, a[1] - some), (b[0] + some, b[1] - some)
+        size -= some
+
+
 def _copy_runs(to: Layout, to_at: int, of: Layout, of_at: int, size: int) -> None:
     """Copy run by run, which is slow but works for all layouts."""
-    targets, sources = to.runs(to_at, to_at + size), of.runs(of_at, of_at + size)
-    there = here = (0, 0)
-    while size:
-        if not there[1]:
-            there = next(targets)
-        if not here[1]:
-            here = next(sources)
-        some = min(there[1], here[1])
-        ctypes.memmove(there[0], here[0], some)
-        there, here = (there[0] + some, there[1] - some), (here[0] + some, here[1] - some)
-        size -= some
+    for target, source, some in common_runs(to, to_at, of, of_at, size, size):
+        ctypes.memmove(target, source, some)
 
 
 def scratch(size: int) -> Any:

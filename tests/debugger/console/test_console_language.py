@@ -19,7 +19,7 @@ from monarch_kernel.debugger.commands.grammar import (
     read_spot,
     split_options,
 )
-from monarch_kernel.debugger.controller.collective_timeouts import Countdown
+from monarch_kernel.debugger.controller.breakpoints import Countdown
 from monarch_kernel.debugger.frontend import use_frontend
 from tests.debugger.console.notebook import Notebook
 from tests.debugger.memory import MemoryDebugger, Rank

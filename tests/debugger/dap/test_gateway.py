@@ -14,8 +14,8 @@ from monarch_kernel.actor import Actor, endpoint, this_host
 from monarch_kernel.debugger.dap import gateway as gateways
 from monarch_kernel.debugger.dap.gateway import Gateway
 from monarch_kernel.debugger.dap.messages import frame
-from monarch_kernel.protocol import loopback_peers
-from monarch_kernel.protocol.loopback_peers import belongs_to
+from monarch_kernel.protocol import socket_peers
+from monarch_kernel.protocol.socket_peers import belongs_to
 from tests.conftest import wait_until
 from tests.debugger.dap.client import Ide
 from tests.otheruser import OtherUser
@@ -213,7 +213,7 @@ def test_the_users_of_loopback_connections_are_known() -> None:
 
 
 def _is(line: str, peer: tuple[str, int], here: tuple[str, int]) -> bool:
-    return line.split()[1:3] == [loopback_peers._hex(peer), loopback_peers._hex(here)]
+    return line.split()[1:3] == [socket_peers._hex(peer), socket_peers._hex(here)]
 
 
 def test_a_rank_of_another_host_is_reached_through_the_runtime(workers: Start) -> None:

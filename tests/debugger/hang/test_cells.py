@@ -46,13 +46,13 @@ def test_a_cell_without_progress_names_the_guilty_rank_unasked(mesh: Kernel) -> 
 def test_an_ordinary_cell_that_waits_for_actors_says_it_too(mesh: Kernel) -> None:
     mesh.ok(
         "from monarch_kernel import get_mesh\nfrom monarch_kernel.actor import Actor, current_rank, endpoint\n"
-        "from monarch_kernel.kernel.debug import hang_monitor\n"
+        "from monarch_kernel.kernel import call_progress\n"
         "class Trainer(Actor):\n    @endpoint\n    def step(self):\n"
         "        import time\n        import torch.distributed as dist\n"
         "        while current_rank().rank == 1:\n            time.sleep(0.01)\n"
         "        dist.barrier()\n"
         "trainers = get_mesh('m').spawn('trainers', Trainer)\n"
-        "still, hang_monitor.STILL = hang_monitor.STILL, 3.0"
+        "still, call_progress.STILL = call_progress.STILL, 3.0"
     )
     cell = mesh.send("await trainers.step.call()")
     cell.until(lambda out: "rank 1" in ever(out))
@@ -62,7 +62,7 @@ def test_an_ordinary_cell_that_waits_for_actors_says_it_too(mesh: Kernel) -> Non
     mesh.interrupt()
     assert cell.wait().ename == "KeyboardInterrupt"
     assert not text(cell.outcome)
-    mesh.ok("hang_monitor.STILL = still")
+    mesh.ok("call_progress.STILL = still")
     mesh.ok("%mesh restart")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from monarch_kernel.debugger.controller.hang.verdict import NOTHING, PAUSED, STANDING, Verdict
-from monarch_kernel.kernel.debug.hang_monitor import HangMonitor
+from monarch_kernel.kernel.call_progress import HangMonitor
 from tests.conftest import wait_until
 
 

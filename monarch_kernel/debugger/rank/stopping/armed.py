@@ -17,9 +17,6 @@ from monarch_kernel.debugger.rank.stopping.expressions import fill, short, summa
 from monarch_kernel.debugger.rank.stopping.lines import bind
 from monarch_kernel.debugger.source_locations import LIBRARY, RUNTIME, kind_of, matching_parts
 
-__all__ = ["ArmedBreakpoint", "ArmedBreakpoints", "Ask", "Decision", "Lines"]
-
-
 # Match a breakpoint's file to the loaded files of this process.
 
 _SAME = 1000

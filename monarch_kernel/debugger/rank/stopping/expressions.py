@@ -17,29 +17,6 @@ from functools import lru_cache
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-__all__ = [
-    "LONG",
-    "PAGE",
-    "SHORT",
-    "Attribute",
-    "Names",
-    "array_form",
-    "assign",
-    "attributes",
-    "children",
-    "counts",
-    "fill",
-    "long",
-    "names_of",
-    "put",
-    "run",
-    "short",
-    "summary",
-    "type_name",
-    "value_of",
-]
-
-
 # Format values and their children with bounded length and work, whatever the value.
 #
 # A tensor on a device is never read, because that would wait for the device, which may be hanging. Of a large array,

@@ -126,6 +126,3 @@ def _roots() -> Iterator[CodeType]:
     things: list[Any] = [thing for thing in gc.get_objects() if type(thing) in _CODE_OF]
     for thing in things:
         yield getattr(thing, _CODE_OF[type(thing)])
-
-
-__all__ = ["bind", "loaded_codes", "nested", "own_lines", "running_frames", "tree"]

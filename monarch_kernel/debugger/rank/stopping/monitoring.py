@@ -158,6 +158,3 @@ class Monitoring:
     def _on_unwind(self, _code: CodeType, _offset: int, _error: BaseException) -> Any:
         if self._sink.alert:
             self._sink.at_unwind(sys._getframe(1))
-
-
-__all__ = ["Monitoring", "monitoring"]

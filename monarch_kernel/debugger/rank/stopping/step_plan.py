@@ -133,6 +133,3 @@ class StepPlan:
 def _runs_cells(frame: FrameType) -> bool:
     """Return whether a frame runs a cell as two pieces of code: its statements, then its last expression."""
     return frame.f_code.co_name == "run" and frame.f_code.co_filename.endswith(CELL_RUNNER)
-
-
-__all__ = ["StepPlan", "forbidden", "outwards"]

@@ -37,8 +37,6 @@ from monarch_kernel.thread_frames import current_frames
 if TYPE_CHECKING:
     from monarch_kernel.debugger.rank.stopping.tracer import StopTracer
 
-__all__ = ["Tracer", "Tracing", "set_tracers", "thread_tracers"]
-
 
 # Read and set the trace functions of running threads on Python 3.11.
 #

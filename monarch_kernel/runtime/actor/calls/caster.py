@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_kernel import environment
 from monarch_kernel.protocol.casts import (
@@ -29,6 +28,9 @@ from monarch_kernel.protocol.messages import Death, DeathKind, ProcRef, encode
 from monarch_kernel.protocol.refs import lost_with
 from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink, RankedMessage
 from monarch_kernel.runtime.node.poller import Timer
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.node.node import Node
 
 #: How many groups stay installed for further casts.
 MAX_GROUPS = 64
@@ -55,44 +57,6 @@ class CastSink(Protocol):
 
     def on_gone(self, rank: int, death: Death) -> None:
         """Handle that a rank is gone: if it has not answered yet, it never will."""
-
-
-class CasterPoller(Protocol):
-    """The part of the poller that a caster uses."""
-
-    def shielded(self) -> AbstractContextManager[Any]: ...
-
-    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer: ...
-
-
-class CasterNode(Protocol):
-    """The part of the node that a caster uses."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def ref(self) -> ProcRef: ...
-    @property
-    def poller(self) -> CasterPoller: ...
-    @property
-    def order_lock(self) -> AbstractContextManager[Any]: ...
-    @property
-    def handlers(self) -> dict[type, Callable[[Any, Any, Any], None]]: ...
-    @property
-    def on_peer_dead(self) -> list[Callable[[str, Death], None]]: ...
-    @property
-    def on_close(self) -> list[Callable[[], None]]: ...
-    @property
-    def deaths(self) -> dict[str, Death]: ...
-    @property
-    def casts_to(self) -> dict[str, int]: ...
-    @property
-    def directs_to(self) -> dict[str, int]: ...
-
-    def learn(self, ref: ProcRef) -> None: ...
-    def send(self, proc: str, message: Any, body: Any = b"") -> bool: ...
-    def revive(self, agent: str) -> None: ...
-    def cut_off(self, proc: str, death: Death) -> None: ...
 
 
 class _Host:
@@ -198,7 +162,7 @@ class Caster:
             loss of a relay); the default comes from the environment.
     """
 
-    def __init__(self, node: CasterNode, fanout: int | None = None) -> None:
+    def __init__(self, node: Node, fanout: int | None = None) -> None:
         self._node = node
         self._fanout = fanout if fanout is not None else environment.CAST_FANOUT.get()
         self._lock = node.order_lock

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel import environment
 from monarch_kernel.protocol.faults import Fault
@@ -15,6 +15,7 @@ from monarch_kernel.runtime.node.node import Node
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.calls.caster import Caster, CastPlan
+    from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
 
 
 class ReportedDeaths:
@@ -30,23 +31,6 @@ class ReportedDeaths:
     def __init__(self) -> None:
         self.met: set[Hashable] = set()
         self.raised: set[Hashable] = set()
-
-
-class CalledSpec(Protocol):
-    """The part of an actor class's description that a target uses: whether it is a tool."""
-
-    tool: bool
-
-
-class CalledMesh(Protocol):
-    """The part of an actor mesh that a target uses."""
-
-    @property
-    def _spec(self) -> CalledSpec: ...
-
-    def _class_label(self) -> str: ...
-
-    def _called(self) -> Called: ...
 
 
 class Target:
@@ -73,7 +57,7 @@ class Target:
         extent: Extent,
         procs: tuple[ProcRef, ...],
         reported: ReportedDeaths,
-        mesh: CalledMesh | None = None,
+        mesh: ActorMesh[Any] | None = None,
     ) -> None:
         self.mesh_name = mesh_name
         self.actor = actor

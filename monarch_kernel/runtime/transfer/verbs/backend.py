@@ -28,7 +28,7 @@ from monarch_kernel.runtime.transfer.backends import BackendContext
 from monarch_kernel.runtime.transfer.device import gather, scatter
 from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op, await_death
-from monarch_kernel.runtime.transfer.memory import Layout, Memory, copy, steps
+from monarch_kernel.runtime.transfer.memory import Layout, Memory, common_runs, copy, steps
 from monarch_kernel.runtime.transfer.verbs.card import (
     Card,
     CardPort,
@@ -53,7 +53,6 @@ from monarch_kernel.runtime.transfer.verbs.regions import (
     WorkFailure,
     drive,
     register,
-    works,
 )
 
 # Run one transfer through RDMA cards: directly between the two memories, or staged.
@@ -318,7 +317,7 @@ class Transfer:
     ) -> None:
         piece = min(max(size // (4 * len(queue_pairs)), PIECE), PIECE_MAX)
         piece = min(piece, *(queue_pair.card.largest for queue_pair, _ in queue_pairs))
-        drive(queue_pairs, works(mine, at, self._theirs, there, size, piece), self._op.write, self._check)
+        drive(queue_pairs, common_runs(mine, at, self._theirs, there, size, piece), self._op.write, self._check)
         for route in self._routes:
             route.proven = True
 

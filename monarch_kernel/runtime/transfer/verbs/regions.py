@@ -205,21 +205,6 @@ class QueuePair:
         return count > 0
 
 
-def works(mine: Layout, at: int, theirs: Layout, there: int, size: int, most: int) -> Iterator[Work]:
-    """Split a transfer into work requests of at most ``most`` bytes, each contiguous here and at the owner."""
-    here, remote = mine.runs(at, at + size), theirs.runs(there, there + size)
-    a = b = (0, 0)
-    while size:
-        if not a[1]:
-            a = next(here)
-        if not b[1]:
-            b = next(remote)
-        some = min(a[1], b[1], most)
-        yield a[0], b[0], some
-        a, b = (a[0] + some, a[1] - some), (b[0] + some, b[1] - some)
-        size -= some
-
-
 def drive(
     queue_pairs: list[tuple[QueuePair, MemoryKeys]], todo: Iterator[Work], write: bool, check: Callable[[], None]
 ) -> None:

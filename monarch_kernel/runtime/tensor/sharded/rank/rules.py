@@ -8,6 +8,7 @@ rank waits for another.
 
 from __future__ import annotations
 
+import math
 import pickle
 import threading
 from collections.abc import Callable, Sequence
@@ -18,176 +19,376 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from monarch_kernel.runtime.tensor.rank import current_executor
 from monarch_kernel.runtime.tensor.rank.program import bare, compiled_source
 from monarch_kernel.runtime.tensor.sharded.rank import views
-from monarch_kernel.runtime.tensor.sharded.rank.batched import batched_rule, guarded, pointwise_rule, special_rule
 from monarch_kernel.runtime.tensor.sharded.rank.counts import counts
-from monarch_kernel.runtime.tensor.sharded.rank.layout import dtensor_of, part_of, run_replicated, run_whole
+from monarch_kernel.runtime.tensor.sharded.rank.layout import (
+    dtensor_of,
+    of_part,
+    part_of,
+    run_replicated,
+    run_whole,
+    strides_ordered_as,
+)
 from monarch_kernel.runtime.tensor.sharded.rank.randomness import MeshGenerator, random_rule
 from monarch_kernel.runtime.tensor.wire import Definition, TensorSlot
+
+# Rules for operations on a batch of independent entries: each rank computes its entries.
+#
+# Examples are attention over heads, pooling over channels, convolutions, and gathering along a dimension that is not
+# sharded.
+
+# Rules for common operations for which DTensor has no rule or a wrong one, and gathering would be too costly.
+#
+# Each rule is built from an operation and its fallback. It selects by layouts and shapes only, because all ranks must
+# select the same way.
+
+Run = Callable[..., Any]
+
+
+def aten_operations(names: str) -> frozenset[str]:
+    """Return the full names of torch operations, separated by spaces."""
+    return frozenset(f"aten::{name}" for name in names.split())
+
+
+#: Element-wise operations that torch does not mark as such.
+_POINTWISE = aten_operations(
+    """
+    elu_backward.default fill_.Tensor floor_divide.default floor_divide.Scalar hardsigmoid_backward.default
+    hardswish.default hardswish_backward.default hardtanh_backward.default isclose.default
+    leaky_relu_backward.default log_sigmoid_backward.default log_sigmoid_forward.default masked_fill.Tensor
+    masked_fill_.Tensor mish_backward.default softplus_backward.default
+    """
+)
+
+
+#: Reductions over a list of dimensions, and those of them whose list is empty by default.
+_OVER_DIMENSIONS = aten_operations(
+    """
+    all.dims amax.default amin.default any.dims logsumexp.default mean.dim std.correction sum.default
+    sum.dim_IntList var.correction
+    """
+)
+_ALL_BY_DEFAULT = frozenset({"aten::amax.default", "aten::amin.default"})
+
+
+#: Operations that reshape a tensor.
+_RESHAPES = frozenset({"aten::_unsafe_view.default", "aten::view.default"})
+#: Operations that fail or are incorrect on a rank without elements.
+_NEED_ELEMENTS = aten_operations(
+    """
+    _log_softmax.default _log_softmax_backward_data.default _softmax.default _softmax_backward_data.default
+    amax.default amin.default argmax.default argmin.default index_select.default logsumexp.default max.dim
+    mean.default mean.dim median.dim min.dim sort.default std.correction topk.default var.correction
+    """
+)
+
+
+def guarded(name: str, run: Run, fallback: Run) -> Run:
+    """Return `run`, with `fallback` for layouts in which it fails on some rank."""
+    fails = leaves_a_rank_empty if name in _NEED_ELEMENTS else is_cut_unevenly_twice if name in _RESHAPES else None
+    if fails is None:
+        return run
+
+    def guard(x: Any, *args: Any, **kwargs: Any) -> Any:
+        return (fallback if fails(x) else run)(x, *args, **kwargs)
+
+    return guard
+
+
+def is_cut_unevenly_twice(x: DTensor) -> bool:
+    """Return whether several mesh dimensions split one dimension of a tensor into parts of different sizes.
+
+    DTensor (2.13) computes the parts of a view from each mesh dimension separately.
+    """
+    cuts: dict[int, list[int]] = {}
+    for p, ranks in zip(x.placements, x.device_mesh.shape):
+        if not p.is_replicate() and not p.is_partial():
+            cuts.setdefault(p.dim, []).append(ranks)  # type: ignore[attr-defined]
+    return any(len(parts) > 1 and x.shape[dim] % math.prod(parts) for dim, parts in cuts.items())
+
+
+def leaves_a_rank_empty(x: DTensor) -> bool:
+    """Return whether some rank has no elements. The last rank has the fewest."""
+    rest = list(x.shape)
+    for p, ranks in zip(x.placements, x.device_mesh.shape):
+        if not p.is_replicate() and not p.is_partial():
+            dim: int = p.dim  # type: ignore[attr-defined]
+            rest[dim] -= -(-rest[dim] // ranks) * (ranks - 1)
+            if rest[dim] <= 0:
+                return True
+    return False
+
+
+def special_rule(op: Any, name: str, fallback: Run) -> Run | None:
+    """Return the rule for an operation; None if there is none.
+
+    Args:
+        fallback: runs the operation on whole tensors, for layouts that the rule does not support.
+    """
+    if name in ("aten::argmax.default", "aten::argmin.default"):
+        return _along_a_free_dimension(op, fallback)
+    if name in _OVER_DIMENSIONS:
+        return _over_dimensions(op, name, fallback)
+    return None
+
+
+def pointwise_rule(op: Any, name: str, fallback: Run) -> Run | None:
+    """Return the rule for an element-wise operation."""
+    if name not in _POINTWISE and torch.Tag.pointwise not in op.tags:
+        return None
+    writes = op._schema.is_mutable
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        flat, tree = tree_flatten((list(args), kwargs))
+        given = [x for x in flat if isinstance(x, DTensor)]
+        shape = max((x.shape for x in given), key=len)
+        if any(x.shape != shape and x.dim() for x in given):
+            return fallback(*args, **kwargs)
+        if writes and (args[0].shape != shape or any(p.is_partial() for p in args[0].placements)):
+            return fallback(*args, **kwargs)
+        template = args[0] if writes else next((x for x in given if _is_cut(x) and x.dim()), given[0])
+        layout = [Replicate() if p.is_partial() else p for p in template.placements]
+        everywhere = [Replicate()] * len(layout)
+
+        def local(x: Any) -> Any:
+            if not isinstance(x, DTensor):
+                return x
+            wanted = layout if x.dim() or not shape else everywhere
+            return (x if list(x.placements) == wanted else x.redistribute(placements=wanted))._local_tensor
+
+        local_args, local_kwargs = tree_unflatten([local(x) for x in flat], tree)
+        out = op(*local_args, **local_kwargs)
+        if writes:
+            return args[0]
+        return tree_map(
+            lambda r: (
+                of_part(r, template.device_mesh, layout, template.shape, template.stride())
+                if isinstance(r, torch.Tensor)
+                else r
+            ),
+            out,
+        )
+
+    return run
+
+
+def _along_a_free_dimension(op: Any, fallback: Run) -> Run:
+    """Return the rule for argmax and similar operations, if every rank has the whole dimension."""
+
+    def run(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+        if dim is None or not x.dim() or any(p.is_partial() for p in x.placements):
+            return fallback(x, dim, keepdim)
+        reduced = dim % x.dim()
+        layout: list[Placement] = []
+        for p in x.placements:
+            if p.is_replicate():
+                layout.append(p)
+            elif type(p) is not Shard or p.dim == reduced:
+                return fallback(x, dim, keepdim)
+            else:
+                layout.append(p if keepdim or p.dim < reduced else Shard(p.dim - 1))
+        local = op(x._local_tensor, reduced, keepdim)
+        shape = list(x.shape)
+        shape[reduced] = 1
+        if not keepdim:
+            del shape[reduced]
+        return of_part(local, x.device_mesh, layout, shape)
+
+    return run
+
+
+def _over_dimensions(op: Any, name: str, fallback: Run) -> Run:
+    """Return the rule for reductions.
+
+    An empty list of dimensions means all dimensions, which DTensor treats as none. Booleans count as numbers.
+    """
+    sums = name.startswith("aten::sum")
+
+    def run(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if sums and x.dtype is torch.bool:
+            x = x.to(torch.int64)
+        if args and args[0] is not None and not args[0]:
+            args = (list(range(x.dim())), *args[1:])
+        elif not kwargs.get("dim", True):
+            kwargs = {**kwargs, "dim": list(range(x.dim()))}
+        elif not args and "dim" not in kwargs and name in _ALL_BY_DEFAULT:
+            args = (list(range(x.dim())),)
+        return op(x, *args, **kwargs)
+
+    return run
+
+
+def _is_cut(x: DTensor) -> bool:
+    return any(not p.is_replicate() for p in x.placements)
+
+
+#: Operations with two leading batch dimensions, in all inputs and results.
+_BATCHED = aten_operations(
+    """
+    _scaled_dot_product_flash_attention_for_cpu.default _scaled_dot_product_flash_attention_for_cpu_backward.default
+    max_pool2d_with_indices.default max_pool2d_with_indices_backward.default avg_pool2d.default
+    avg_pool2d_backward.default _adaptive_avg_pool2d.default _adaptive_avg_pool2d_backward.default
+    upsample_nearest1d.default upsample_nearest1d_backward.default upsample_nearest2d.default
+    upsample_nearest2d_backward.default upsample_bilinear2d.default upsample_bilinear2d_backward.default
+    """
+)
+_BATCH_DIMENSIONS = 2
+#: Backward operations with an argument at this position for the size of the global result. Its first entries are the
+#: batch dimensions.
+_SIZES_AT = 2
+_SIZED = aten_operations(
+    "upsample_nearest1d_backward.default upsample_nearest2d_backward.default upsample_bilinear2d_backward.default"
+)
+
+
+def batched_rule(op: Any, name: str, fallback: Run) -> Run | None:
+    """Return the rule for a batched operation; None for others."""
+    if name in _BATCHED:
+        return _batched(op, name in _SIZED, fallback)
+    if name == "aten::convolution.default":
+        return _convolution(op, fallback)
+    if name == "aten::convolution_backward.default":
+        return _convolution_backward(op, fallback)
+    if name == "aten::gather.default":
+        return _gather(op, fallback)
+    return None
+
+
+def _batched(op: Any, sized: bool, fallback: Run) -> Run:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, DTensor)]
+        first = given[0]
+        layout = first.placements
+        if (
+            any(x.placements != layout or x.shape[:_BATCH_DIMENSIONS] != first.shape[:_BATCH_DIMENSIONS] for x in given)
+            or first.dim() <= _BATCH_DIMENSIONS
+            or not _cut_below(layout, _BATCH_DIMENSIONS)
+            or leaves_a_rank_empty(first)
+        ):
+            return fallback(*args, **kwargs)
+        if sized:
+            local_size = [*first._local_tensor.shape[:_BATCH_DIMENSIONS], *args[_SIZES_AT][_BATCH_DIMENSIONS:]]
+            args = (*args[:_SIZES_AT], local_size, *args[_SIZES_AT + 1 :])
+        out = op(*_locals(args), **_locals(kwargs))
+
+        def wrapped(local: Any) -> Any:
+            if not isinstance(local, torch.Tensor):
+                return local
+            shape = [*first.shape[:_BATCH_DIMENSIONS], *local.shape[_BATCH_DIMENSIONS:]]
+            return _as_strided_like(local, first.device_mesh, layout, shape)
+
+        return tree_map(wrapped, out)
+
+    return run
+
+
+def _convolution(op: Any, fallback: Run) -> Run:
+    """Return the rule for a batch of images with replicated filters."""
+
+    def run(x: DTensor, weight: DTensor, bias: DTensor | None, *args: Any) -> Any:
+        others = [t for t in (weight, bias) if t is not None]
+        if any(not _everywhere(t) for t in others) or not _cut_below(x.placements, 1) or leaves_a_rank_empty(x):
+            return fallback(x, weight, bias, *args)
+        local = op(*_locals((x, weight, bias, *args)))
+        return _as_strided_like(local, x.device_mesh, x.placements, [x.shape[0], *local.shape[1:]])
+
+    return run
+
+
+def _convolution_backward(op: Any, fallback: Run) -> Run:
+    """Return the rule for gradients of a convolution. Gradients of filters are sums over the ranks of a batch."""
+
+    def run(gradient: DTensor, x: DTensor, weight: DTensor, *args: Any) -> Any:
+        if (
+            not _everywhere(weight)
+            or gradient.placements != x.placements
+            or not _cut_below(x.placements, 1)
+            or leaves_a_rank_empty(x)
+        ):
+            return fallback(gradient, x, weight, *args)
+        dx, dw, db = op(*_locals((gradient, x, weight, *args)))
+        terms = [Partial() if p.is_shard() else p for p in x.placements]
+        mesh = x.device_mesh
+        return (
+            None if dx is None else _as_strided_like(dx, mesh, x.placements, x.shape),
+            None if dw is None else _as_strided_like(dw, mesh, terms, weight.shape),
+            None if db is None else of_part(db, mesh, terms, db.shape),
+        )
+
+    return run
+
+
+def _gather(op: Any, fallback: Run) -> Run:
+    """Return the rule for gathering along a dimension that is not sharded, from equally sharded tensors."""
+
+    def run(x: DTensor, dim: int, index: DTensor, **kwargs: Any) -> Any:
+        free = dim % max(x.dim(), 1)
+        layout = index.placements
+        if (
+            x.placements != layout
+            or x.dim() != index.dim()
+            or any(p.is_partial() for p in layout)
+            or any(type(p) is not Shard or p.dim == free for p in layout if not p.is_replicate())
+            or any(x.shape[p.dim] != index.shape[p.dim] for p in layout if isinstance(p, Shard))
+        ):
+            return fallback(x, dim, index, **kwargs)
+        return of_part(op(*_locals((x, dim, index)), **kwargs), x.device_mesh, layout, index.shape)
+
+    return run
+
+
+def _locals(tree: Any) -> Any:
+    return tree_map(lambda x: x._local_tensor if isinstance(x, DTensor) else x, tree)
+
+
+def _everywhere(x: DTensor) -> bool:
+    return all(p.is_replicate() for p in x.placements)
+
+
+def _cut_below(layout: Sequence[Placement], dimensions: int) -> bool:
+    """Return whether only the first dimensions are sharded."""
+    return all(p.is_replicate() or (type(p) is Shard and p.dim < dimensions) for p in layout)
+
+
+def _as_strided_like(local: torch.Tensor, mesh: Any, layout: Sequence[Placement], shape: Sequence[int]) -> DTensor:
+    """Create a DTensor of a local part. The whole has the same memory order of dimensions as the part."""
+    return of_part(local, mesh, layout, shape, strides_ordered_as(local, shape))
+
 
 # Operations that DTensor computes correctly, in every layout that it accepts and at uneven sizes.
 #
 # The list was found by comparing each operation with the same operation on whole tensors, on real ranks (torch 2.13).
 # The correctness matrix of the tests checks each. Other operations have one of our rules, or run on whole tensors.
 
-TRUSTED = frozenset(
-    {
-        "aten::_log_softmax.default",
-        "aten::_log_softmax_backward_data.default",
-        "aten::_softmax.default",
-        "aten::_softmax_backward_data.default",
-        "aten::_to_copy.default",
-        "aten::abs.default",
-        "aten::add.Tensor",
-        "aten::add_.Scalar",
-        "aten::add_.Tensor",
-        "aten::addcdiv.default",
-        "aten::addcmul.default",
-        "aten::addcmul_.default",
-        "aten::addmm.default",
-        "aten::all.default",
-        "aten::all.dim",
-        "aten::amax.default",
-        "aten::any.default",
-        "aten::any.dim",
-        "aten::atan2.default",
-        "aten::baddbmm.default",
-        "aten::bitwise_and.Tensor",
-        "aten::bitwise_and_.Tensor",
-        "aten::bitwise_not.default",
-        "aten::bitwise_or.Tensor",
-        "aten::bitwise_xor.Tensor",
-        "aten::bmm.default",
-        "aten::cat.default",
-        "aten::ceil.default",
-        "aten::clamp.default",
-        "aten::clone.default",
-        "aten::constant_pad_nd.default",
-        "aten::copy_.default",
-        "aten::cos.default",
-        "aten::cumprod.default",
-        "aten::cumsum.default",
-        "aten::diag_embed.default",
-        "aten::diagonal.default",
-        "aten::div.Scalar",
-        "aten::div.Tensor",
-        "aten::div_.Tensor",
-        "aten::dot.default",
-        "aten::elu.default",
-        "aten::embedding.default",
-        "aten::embedding_dense_backward.default",
-        "aten::empty_like.default",
-        "aten::eq.Scalar",
-        "aten::eq.Tensor",
-        "aten::erf.default",
-        "aten::exp.default",
-        "aten::expand.default",
-        "aten::fill_.Scalar",
-        "aten::flip.default",
-        "aten::floor.default",
-        "aten::full_like.default",
-        "aten::ge.Scalar",
-        "aten::gelu.default",
-        "aten::gelu_backward.default",
-        "aten::gt.Tensor",
-        "aten::index.Tensor",
-        "aten::index_put.default",
-        "aten::index_select.default",
-        "aten::isinf.default",
-        "aten::isnan.default",
-        "aten::le.Scalar",
-        "aten::leaky_relu.default",
-        "aten::lerp.Scalar",
-        "aten::log.default",
-        "aten::logical_and.default",
-        "aten::logical_and_.default",
-        "aten::logical_not.default",
-        "aten::logical_or.default",
-        "aten::logical_or_.default",
-        "aten::logsumexp.default",
-        "aten::lt.Tensor",
-        "aten::masked_fill.Scalar",
-        "aten::masked_fill_.Scalar",
-        "aten::max.dim",
-        "aten::maximum.default",
-        "aten::mean.default",
-        "aten::mean.dim",
-        "aten::median.dim",
-        "aten::min.dim",
-        "aten::mish.default",
-        "aten::mm.default",
-        "aten::mul.Scalar",
-        "aten::mul.Tensor",
-        "aten::mul_.Tensor",
-        "aten::native_layer_norm.default",
-        "aten::native_layer_norm_backward.default",
-        "aten::ne.Scalar",
-        "aten::neg.default",
-        "aten::new_empty.default",
-        "aten::new_empty_strided.default",
-        "aten::new_zeros.default",
-        "aten::ones_like.default",
-        "aten::permute.default",
-        "aten::pow.Tensor_Scalar",
-        "aten::pow.Tensor_Tensor",
-        "aten::prod.dim_int",
-        "aten::reciprocal.default",
-        "aten::relu.default",
-        "aten::relu_.default",
-        "aten::remainder.Scalar",
-        "aten::remainder.Tensor",
-        "aten::repeat.default",
-        "aten::roll.default",
-        "aten::round.default",
-        "aten::rsqrt.default",
-        "aten::rsub.Scalar",
-        "aten::scatter.src",
-        "aten::scatter.value",
-        "aten::scatter_.value",
-        "aten::scatter_add.default",
-        "aten::select.int",
-        "aten::select_backward.default",
-        "aten::sgn.default",
-        "aten::sigmoid.default",
-        "aten::sigmoid_backward.default",
-        "aten::sign.default",
-        "aten::silu.default",
-        "aten::silu_backward.default",
-        "aten::sin.default",
-        "aten::slice.Tensor",
-        "aten::slice_backward.default",
-        "aten::softplus.default",
-        "aten::sort.default",
-        "aten::split.Tensor",
-        "aten::sqrt.default",
-        "aten::squeeze.dim",
-        "aten::stack.default",
-        "aten::std.correction",
-        "aten::sub.Scalar",
-        "aten::sub.Tensor",
-        "aten::sum.default",
-        "aten::sum.dim_IntList",
-        "aten::t.default",
-        "aten::tanh.default",
-        "aten::tanh_backward.default",
-        "aten::threshold_backward.default",
-        "aten::topk.default",
-        "aten::transpose.int",
-        "aten::tril.default",
-        "aten::triu.default",
-        "aten::trunc.default",
-        "aten::unbind.int",
-        "aten::unsqueeze.default",
-        "aten::var.correction",
-        "aten::view.default",
-        "aten::where.self",
-        "aten::zero_.default",
-        "aten::zeros_like.default",
-    }
+TRUSTED = aten_operations(
+    """
+    _log_softmax.default _log_softmax_backward_data.default _softmax.default _softmax_backward_data.default
+    _to_copy.default abs.default add.Tensor add_.Scalar add_.Tensor addcdiv.default addcmul.default addcmul_.default
+    addmm.default all.default all.dim amax.default any.default any.dim atan2.default baddbmm.default
+    bitwise_and.Tensor bitwise_and_.Tensor bitwise_not.default bitwise_or.Tensor bitwise_xor.Tensor bmm.default
+    cat.default ceil.default clamp.default clone.default constant_pad_nd.default copy_.default cos.default
+    cumprod.default cumsum.default diag_embed.default diagonal.default div.Scalar div.Tensor div_.Tensor dot.default
+    elu.default embedding.default embedding_dense_backward.default empty_like.default eq.Scalar eq.Tensor
+    erf.default exp.default expand.default fill_.Scalar flip.default floor.default full_like.default ge.Scalar
+    gelu.default gelu_backward.default gt.Tensor index.Tensor index_put.default index_select.default isinf.default
+    isnan.default le.Scalar leaky_relu.default lerp.Scalar log.default logical_and.default logical_and_.default
+    logical_not.default logical_or.default logical_or_.default logsumexp.default lt.Tensor masked_fill.Scalar
+    masked_fill_.Scalar max.dim maximum.default mean.default mean.dim median.dim min.dim mish.default mm.default
+    mul.Scalar mul.Tensor mul_.Tensor native_layer_norm.default native_layer_norm_backward.default ne.Scalar
+    neg.default new_empty.default new_empty_strided.default new_zeros.default ones_like.default permute.default
+    pow.Tensor_Scalar pow.Tensor_Tensor prod.dim_int reciprocal.default relu.default relu_.default remainder.Scalar
+    remainder.Tensor repeat.default roll.default round.default rsqrt.default rsub.Scalar scatter.src scatter.value
+    scatter_.value scatter_add.default select.int select_backward.default sgn.default sigmoid.default
+    sigmoid_backward.default sign.default silu.default silu_backward.default sin.default slice.Tensor
+    slice_backward.default softplus.default sort.default split.Tensor sqrt.default squeeze.dim stack.default
+    std.correction sub.Scalar sub.Tensor sum.default sum.dim_IntList t.default tanh.default tanh_backward.default
+    threshold_backward.default topk.default transpose.int tril.default triu.default trunc.default unbind.int
+    unsqueeze.default var.correction view.default where.self zero_.default zeros_like.default
+    """
 )
 
 
@@ -205,7 +406,6 @@ TRUSTED = frozenset(
 #: The maximum number of cached kinds of inputs for one operation of the program; then the cache is cleared.
 DIRECT_KINDS = 64
 
-Run = Callable[..., Any]
 #: The identities of the specs of the inputs.
 Key = tuple[int, ...]
 
