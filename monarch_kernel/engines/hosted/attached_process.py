@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol
 
 from monarch_kernel import engines
 from monarch_kernel.actor import ActorMesh, Extent, Point, ProcMesh
@@ -307,7 +307,7 @@ class AttachedProcess(ToolProcess):
         self._owners: dict[str, str] = {}  # the controller of each actor
         if not of_program:
             collectives.install()
-        engines.use(cast("Any", self))
+        engines.use(self)
 
     def enter(self, message: wire.EnterRank, rank: int, send: Callable[[bytes], None]) -> None:
         """Let a controller's tools enter.
@@ -507,27 +507,27 @@ class AttachedProcess(ToolProcess):
         collectives.release(endpoint, lambda: endpoint.thread, lambda: endpoint in self._program.endpoints_here())
 
     def interrupt_main_thread(self) -> None:
-        """See ``interface.ProcessFunctions``."""
+        """See ``ToolRuntime``."""
         if self._main is not None:
             self._main.interrupt()
 
     # -- what tools ask ------------------------------------------------------------------------------
 
     def endpoints_here(self) -> list[Running]:
-        """See ``interface.ProcessFunctions``."""
+        """See ``ToolRuntime``."""
         return [*super().endpoints_here(), *self._program.endpoints_here()]
 
     def actors_here(self, actor: str = "") -> dict[str, Any]:
-        """See ``interface.ProcessFunctions``."""
+        """See ``ToolRuntime``."""
         found = {**super().actors_here(), **self._program.actors_here()}
         return {uid: each for uid, each in found.items() if actor in ("", uid)}
 
     def home(self) -> ProcMesh | None:
-        """See ``interface.ProcessFunctions``."""
+        """See ``ToolRuntime``."""
         return next((self.system.proc_meshes[visitor.uid] for visitor in self._latest()), None)
 
     def controller_actor(self, name: str, cls: type[Any], timeout: float, mesh: Any = None) -> ActorMesh[Any]:
-        """See ``interface.MeshFunctions``. Returns the actor of the live controller that entered last."""
+        """See ``ToolRuntime``. Returns the actor of the live controller that entered last."""
         for visitor in self._latest():
             body = dumps_flat((cls, (), {}))
             self.send((visitor.ref,), wire.SpawnActor("", "", name, name, 0, body))  # spawn it unless it exists
@@ -539,15 +539,24 @@ class AttachedProcess(ToolProcess):
     def _latest(self) -> list[Visitor]:
         return [each for each in reversed(list(self._visitors.values())) if each.id not in self.node.deaths]
 
-    def __getattr__(self, name: str) -> Any:
-        """Raise for functions of meshes, output and kept meshes, which only controllers have."""
-        if name.startswith("_"):
-            raise AttributeError(name)
 
-        def refuse(*_args: Any, **_kwargs: Any) -> Any:
-            raise self.not_offered(f"do this in a rank ({name}); its controller can")
+#: The functions of meshes, output and kept meshes, which only controllers have.
+_OF_CONTROLLERS = (
+    *("this_host", "list_proc_meshes", "get_mesh", "on_change", "whole_of", "hosts_of", "deaths_of", "is_joined"),
+    *("stacks_from_outside", "driver_of", "joined_jobs", "shut_down", "subscribe", "logs", "keep", "kept", "held"),
+    *("kept_host_of", "taken_over", "attach", "end_kept"),
+)
 
-        return refuse
+
+def _refusal(name: str) -> Callable[..., NoReturn]:
+    def refuse(self: AttachedProcess, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise self.not_offered(f"do this in a rank ({name}); its controller can")
+
+    return refuse
+
+
+for _name in _OF_CONTROLLERS:
+    setattr(AttachedProcess, _name, _refusal(_name))
 
 
 def _breakpoint(*args: Any, **kwargs: Any) -> Any:

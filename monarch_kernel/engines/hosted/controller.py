@@ -353,11 +353,11 @@ class ToolController(ToolProcess):
             )
 
     def subscribe(self, callback: Callable[[RankOutput], None]) -> Subscription:
-        """See ``interface.OutputFunctions``."""
+        """See ``ToolRuntime``."""
         return self._output.subscribe(callback)
 
     def logs(self, mesh: ProcMesh, ranks: Any = None, tail: int | None = None) -> ValueMesh[str]:
-        """See ``interface.OutputFunctions``."""
+        """See ``ToolRuntime``."""
         found = self._meshes.get(mesh._mesh_uid)
         chosen = list(range(len(mesh))) if ranks is None else list(ranks)
         whole = list(mesh._region.ranks())
@@ -370,15 +370,15 @@ class ToolController(ToolProcess):
     # -- what tools ask about meshes -------------------------------------------------------------------
 
     def this_host(self) -> HostMesh:
-        """See ``interface.MeshFunctions``."""
+        """See ``ToolRuntime``."""
         return HostedHostMesh(self)
 
     def list_proc_meshes(self) -> list[ProcMesh]:
-        """See ``interface.MeshFunctions``."""
+        """See ``ToolRuntime``."""
         return [mesh.procs for mesh in list(self._meshes.values()) if mesh.entered.is_set()]
 
     def get_mesh(self, name: str) -> ProcMesh:
-        """See ``interface.MeshFunctions``."""
+        """See ``ToolRuntime``."""
         meshes = self.list_proc_meshes()
         for mesh in reversed(meshes):
             if mesh.name == name:
@@ -387,26 +387,26 @@ class ToolController(ToolProcess):
         raise LookupError(f"there is no proc mesh {name!r}; there are {known}")
 
     def on_change(self, callback: Callable[[], None]) -> Subscription:
-        """See ``interface.MeshFunctions``."""
+        """See ``ToolRuntime``."""
         return self._changes.subscribe(callback)
 
     def whole_of(self, mesh: Any) -> Whole:
-        """See ``interface.MeshFunctions``."""
+        """See ``ToolRuntime``."""
         return whole_of_handle(mesh)
 
     def hosts_of(self, procs: Any) -> list[str]:
-        """See ``interface.MeshFunctions``."""
+        """See ``ToolRuntime``."""
         return [ref.host for ref in procs._target().procs]
 
     def deaths_of(self, procs: Any) -> dict[int, Death]:
-        """See ``interface.MeshFunctions``."""
+        """See ``ToolRuntime``."""
         known = self.node.deaths
         return {rank: known[ref.id] for rank, ref in enumerate(procs._target().procs) if ref.id in known}
 
     def stacks_from_outside(
         self, mesh: Any, ranks: Iterable[int], *, native: bool = False, timeout: float = 2.0
     ) -> dict[int, StackRead]:
-        """See ``interface.MeshFunctions``: the other runtime's hosts do not read stacks."""
+        """See ``ToolRuntime``: the other runtime's hosts do not read stacks."""
         why = f"the engine {self.NAME} reads no stacks from outside"
         refs = mesh._target().procs
         return {
@@ -415,7 +415,7 @@ class ToolController(ToolProcess):
         }
 
     def controller_actor(self, name: str, cls: type[Any], timeout: float, mesh: Any = None) -> ActorMesh[Any]:
-        """See ``interface.MeshFunctions``."""
+        """See ``ToolRuntime``."""
         system: Any = self.system
         if name not in self.actors:
             from monarch_kernel.protocol.serialize import dumps_flat
@@ -424,11 +424,11 @@ class ToolController(ToolProcess):
         return HostedActorMesh(system, name, name, "", cls, (self.node.ref,), Region.from_extent(Extent((), ())))
 
     def is_joined(self, mesh: Any) -> bool:
-        """See ``interface.MeshFunctions``."""
+        """See ``ToolRuntime``."""
         return False
 
     def driver_of(self, mesh: Any, ask: bool = True) -> str:
-        """See ``interface.MeshFunctions``: its controller has control of a mesh."""
+        """See ``ToolRuntime``: its controller has control of a mesh."""
         return ""
 
     def joined_jobs(self) -> NoReturn:
@@ -436,43 +436,43 @@ class ToolController(ToolProcess):
         raise self.not_offered("join jobs that others have started; a kernel without MONARCH_KERNEL_ENGINE can")
 
     def home(self) -> ProcMesh | None:
-        """See ``interface.ProcessFunctions``. Returns None: a controller is in no mesh."""
+        """See ``ToolRuntime``. Returns None: a controller is in no mesh."""
         return None
 
     # -- kept meshes -----------------------------------------------------------------------------------
 
     def keep(self, name: str, idle: float = 0.0) -> KeptHost:
-        """See ``interface.KeptFunctions``."""
+        """See ``ToolRuntime``."""
         raise KeptError(f"the engine {self.NAME} keeps no meshes: they end with their controller")
 
     def kept(self) -> list[KeptInfo]:
-        """See ``interface.KeptFunctions``."""
+        """See ``ToolRuntime``."""
         return []
 
     def held(self) -> list[KeptHost]:
-        """See ``interface.KeptFunctions``."""
+        """See ``ToolRuntime``."""
         return []
 
     def kept_host_of(self, mesh: ProcMesh) -> KeptHost | None:
-        """See ``interface.KeptFunctions``."""
+        """See ``ToolRuntime``."""
         return None
 
     def taken_over(self) -> dict[str, str]:
-        """See ``interface.KeptFunctions``."""
+        """See ``ToolRuntime``."""
         return {}
 
     def attach(self, name: str, force: bool = False) -> KeptHost:
-        """See ``interface.KeptFunctions``. Engines that can reach other processes' meshes override this."""
+        """See ``ToolRuntime``. Engines that can reach other processes' meshes override this."""
         raise KeptError(f"the engine {self.NAME} cannot reach meshes of other processes")
 
     def end_kept(self, name: str, force: bool = False) -> KeptInfo:
-        """See ``interface.KeptFunctions``."""
+        """See ``ToolRuntime``."""
         raise KeptError(f"the engine {self.NAME} keeps no meshes: there is no {name!r}")
 
     # -- the end ---------------------------------------------------------------------------------------
 
     def shut_down(self, timeout: float) -> None:
-        """See ``interface.MeshFunctions``."""
+        """See ``ToolRuntime``."""
         for mesh in list(self._meshes.values()):
             self._end(mesh, "the controller ends", timeout / 2)
         self.close()

@@ -11,7 +11,7 @@ from monarch_kernel.actor import Future
 from monarch_kernel.engines.hosted import tool_actor, wire
 from monarch_kernel.engines.hosted.message_node import MessageNode, MessageSystem, set_message_system
 from monarch_kernel.engines.hosted.tool_actor import Answer, ToolActor
-from monarch_kernel.engines.interface import ControlFollower, NotOffered
+from monarch_kernel.engines.interface import NotOffered, ToolRuntime
 from monarch_kernel.introspection import Awaited, Running, keep_failure
 from monarch_kernel.output import calling_origin
 from monarch_kernel.protocol.refs import ProcRef
@@ -20,9 +20,9 @@ from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall, Stream
 _GET = Future.get.__code__
 
 
-class ToolProcess:
+class ToolProcess(ToolRuntime):
     """The actors of tools in this process, and information about the process for tools
-    (``interface.ProcessFunctions``).
+    (``interface.ToolRuntime``).
 
     Args:
         name: the name of the other runtime for users.
@@ -30,9 +30,9 @@ class ToolProcess:
     """
 
     def __init__(self, name: str, ref: ProcRef) -> None:
+        super().__init__()
         self.NAME = name
-        self.OFFERS: frozenset[str] = frozenset()
-        self.OF_PROGRAM = False
+        self.OFFERS = frozenset()
         self.node = MessageNode(ref)
         self.system = MessageSystem(self.node, self.send)
         self.actors: dict[str, ToolActor] = {}
@@ -95,19 +95,19 @@ class ToolProcess:
     # -- what tools ask about the process --------------------------------------------------------------
 
     def actor_here(self) -> ToolActor:
-        """See ``interface.ProcessFunctions``."""
+        """See ``ToolRuntime``."""
         actor = tool_actor.here.get()
         if actor is None:
             raise RuntimeError("this code does not run for an actor of a tool")
         return actor
 
     def running_here(self) -> tuple[str, str, str]:
-        """See ``interface.ProcessFunctions``."""
+        """See ``ToolRuntime``."""
         actor = tool_actor.here.get()
         return ("", "", calling_origin()) if actor is None else (actor.name, actor.running or "", calling_origin())
 
     def endpoints_here(self) -> list[Running]:
-        """See ``interface.ProcessFunctions``."""
+        """See ``ToolRuntime``."""
         return [
             Running(actor.name, running, actor.thread, None, True, actor.running_for)
             for actor in list(self.actors.values())
@@ -115,12 +115,12 @@ class ToolProcess:
         ]
 
     def actors_here(self, actor: str = "") -> dict[str, Any]:
-        """See ``interface.ProcessFunctions``."""
+        """See ``ToolRuntime``."""
         found = list(self.actors.items())
         return {uid: each.object for uid, each in found if actor in ("", uid) and each.object is not None}
 
     def awaited_by(self, frames: Iterable[FrameType]) -> Awaited | None:
-        """See ``interface.ProcessFunctions``."""
+        """See ``ToolRuntime``."""
         for frame in frames:
             if frame.f_code is _GET:
                 call = frame.f_locals.get("self")
@@ -128,7 +128,7 @@ class ToolProcess:
         return None
 
     def awaited_here(self, without: Collection[str] = ()) -> list[Awaited]:
-        """See ``interface.ProcessFunctions``."""
+        """See ``ToolRuntime``."""
         calls = list(self.node.calls.values())
         return [
             _awaited(call)
@@ -137,26 +137,19 @@ class ToolProcess:
         ]
 
     def proc_here(self) -> str:
-        """See ``interface.ProcessFunctions``."""
+        """See ``ToolRuntime``."""
         return self.node.id
 
-    def drives(self, uid: str) -> bool:
-        """See ``interface.ProcessFunctions``."""
-        return True
-
-    def follow_control(self, follower: ControlFollower) -> None:
-        """See ``interface.ProcessFunctions``."""
-
     def interrupt_main_thread(self) -> None:
-        """See ``interface.ProcessFunctions``."""
+        """See ``ToolRuntime``."""
         raise self.not_offered("interrupt the main thread of the controller")
 
     def keep_failure(self, error: BaseException, cell: str, running: tuple[str, str] | None = None) -> None:
-        """See ``interface.ProcessFunctions``. ``running``: an actor and an endpoint of the other runtime."""
+        """See ``ToolRuntime``. ``running``: an actor and an endpoint of the other runtime."""
         keep_failure(error, cell, running or self.running_here()[:2], _later)
 
     def call_in_wait(self, errand: Callable[[], None]) -> None:
-        """See ``interface.ProcessFunctions``."""
+        """See ``ToolRuntime``."""
         self.node.poller.call_in_wait(errand)
 
     def not_offered(self, what: str) -> NotOffered:

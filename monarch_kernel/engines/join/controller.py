@@ -260,7 +260,7 @@ class JoinController(ToolController):
     # -- who has control -------------------------------------------------------------------------------
 
     def driver_of(self, mesh: Any, ask: bool = True) -> str:
-        """See ``interface.MeshFunctions``."""
+        """See ``ToolRuntime``."""
         joined = self._jobs.get(getattr(mesh, "_mesh_uid", None) or "")
         if joined is None:
             return ""
@@ -427,7 +427,7 @@ class JoinController(ToolController):
     def stacks_from_outside(
         self, mesh: Any, ranks: Iterable[int], *, native: bool = False, timeout: float = 2.0
     ) -> dict[int, StackRead]:
-        """See ``interface.MeshFunctions``. Each stack is read on the machine of its rank."""
+        """See ``ToolRuntime``. Each stack is read on the machine of its rank."""
         joined, refs = self._jobs[mesh._mesh_uid], mesh._target().procs
         chosen = list(ranks)
         read = joined.read_stacks([int(refs[rank].id.rpartition(".")[2]) for rank in chosen], native, timeout)

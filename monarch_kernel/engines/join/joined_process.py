@@ -109,12 +109,12 @@ class JoinedProcess(AttachedProcess):
     # -- who has control -----------------------------------------------------------------------------
 
     def drives(self, uid: str) -> bool:
-        """See ``interface.ProcessFunctions``."""
+        """See ``ToolRuntime``."""
         driver = self._driver
         return driver is not None and uid in ("", driver.uid)
 
     def follow_control(self, follower: ControlFollower) -> None:
-        """See ``interface.ProcessFunctions``."""
+        """See ``ToolRuntime``."""
         self._debugger = follower
 
     def _on_visitor(self, visitor: Visitor) -> None:

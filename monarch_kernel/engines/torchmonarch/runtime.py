@@ -179,7 +179,7 @@ class MonarchRuntime(ToolController):
         return mesh
 
     def list_proc_meshes(self) -> list[ProcMesh]:
-        """See ``interface.MeshFunctions``. Returns meshes of ``%mesh up``, and meshes in variables of the notebook."""
+        """See ``ToolRuntime``. Returns meshes of ``%mesh up``, and meshes in variables of the notebook."""
         for name, value in list(vars(sys.modules["__main__"]).items()):
             if isinstance(value, monarch_actor.ProcMesh) and not name.startswith("_") and id(value) not in self._known:
                 self._known[id(value)] = value, None  # before entering it, which calls this function, too
@@ -187,7 +187,7 @@ class MonarchRuntime(ToolController):
         return super().list_proc_meshes()
 
     def attach(self, name: str, force: bool = False) -> Any:
-        """See ``interface.KeptFunctions``. ``name`` is a file with the pickled ``monarch.actor.ProcMesh`` of a job.
+        """See ``ToolRuntime``. ``name`` is a file with the pickled ``monarch.actor.ProcMesh`` of a job.
 
         Raises:
             KeptError: there is no such file, it contains no such mesh, or the name is an address, which identifies no
