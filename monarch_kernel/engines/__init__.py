@@ -52,5 +52,5 @@ def use(chosen: str | ToolRuntime) -> ToolRuntime:
             f"the tools of this process use the engine {_engine.NAME!r} already: choose {found.NAME!r} first thing, or "
             f"start the kernel with {environment.ENGINE.name}={found.NAME}"
         )
-    _engine = _engine or found
-    return _engine
+    _engine = found = _engine or found
+    return found

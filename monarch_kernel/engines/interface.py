@@ -8,22 +8,17 @@ A function that an engine does not support raises `NotOffered`, with a one-sente
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, cast
-
-from monarch_kernel.subscriptions import Subscribers, Subscription
 
 if TYPE_CHECKING:
     from monarch_kernel import actor, introspection, meshes, output
     from monarch_kernel.actor import HostMesh, Point, ProcMesh, ValueMesh
     from monarch_kernel.engines.join.controller import JoinController
-    from monarch_kernel.introspection import Awaited, Running, StackRead, Whole
+    from monarch_kernel.introspection import Running, StackRead
     from monarch_kernel.meshes import KeptHost, KeptInfo
-    from monarch_kernel.output import RankOutput
-    from monarch_kernel.protocol.refs import Death
 else:
 
     class _OnUse:
@@ -83,7 +78,8 @@ class ControlFollower(Protocol):
 class ToolRuntime:
     """The runtime under the tools: this package's own, with the jobs that this controller has joined.
 
-    Other runtimes override what differs. The modules of the functions are loaded on first use.
+    Other runtimes override what differs. What is the same for all meshes of a controller is in the public modules
+    (``introspection``, ``meshes``, ``output``). Those of the functions here are loaded on first use.
     """
 
     #: Its name in `MONARCH_KERNEL_ENGINE`.
@@ -97,9 +93,6 @@ class ToolRuntime:
 
     def __init__(self) -> None:
         self._joined: JoinController | None = None
-        # Callbacks for the meshes and the output of joined jobs, subscribed before the first job is joined.
-        self._joined_changes: Subscribers[[]] = Subscribers("a callback of on_change")
-        self._joined_output: Subscribers[[RankOutput]] = Subscribers("an output subscriber")
 
     # -- the process of a tool's actor, a rank or the controller -----------------------------------------
 
@@ -121,15 +114,6 @@ class ToolRuntime:
         Optionally of one mesh only.
         """
         return introspection.actors_here(actor)
-
-    def awaited_by(self, frames: Iterable[FrameType]) -> Awaited | None:
-        """Return the call that a thread with these frames waits for; None if it does not wait for a call."""
-        return introspection.awaited_by(frames)
-
-    def awaited_here(self, without: Collection[str] = ()) -> list[Awaited]:
-        """Return the unanswered endpoint calls of this process, without those of the actors named in ``without``."""
-        joined = self._joined.awaited_here(without) if self._joined is not None else []
-        return [*introspection.awaited_here(without), *joined]
 
     def proc_here(self) -> str:
         """Return the proc id of this process; "" before the runtime has started."""
@@ -157,20 +141,6 @@ class ToolRuntime:
         """Store an exception of user code that a tool's endpoint caught, as if the endpoint itself had failed."""
         introspection.keep_failure(error, cell)
 
-    def call_in_wait(self, errand: Callable[[], None]) -> None:
-        """Call ``errand()`` on the main thread of this process while it waits for ranks: now, or in its next wait."""
-        if self._joined is None:
-            introspection.call_in_wait(errand)
-            return
-        left = [errand]
-
-        def once() -> None:
-            if left:
-                left.pop()()
-
-        introspection.call_in_wait(once)
-        self._joined.call_in_wait(once)
-
     # -- the meshes of a controller ----------------------------------------------------------------------
 
     def this_host(self) -> HostMesh:
@@ -179,39 +149,20 @@ class ToolRuntime:
 
     def list_proc_meshes(self) -> list[ProcMesh]:
         """Return the proc meshes of this process, oldest first, then joined jobs."""
-        return [*meshes.list_procmeshes, *(self._joined.list_procmeshes if self._joined is not None else ())]
+        return [*meshes.list_proc_meshes(), *(self._joined.list_proc_meshes() if self._joined is not None else ())]
 
     def get_mesh(self, name: str) -> ProcMesh:
-        """Return the proc mesh, or the joined job, of that name; raise LookupError if there is none."""
-        for mesh in self._joined.list_procmeshes if self._joined is not None else ():
+        """Return the newest proc mesh, or the joined job, of that name.
+
+        Raises:
+            LookupError: there is none; the message lists the names of the others.
+        """
+        found = self.list_proc_meshes()
+        for mesh in reversed(found):
             if mesh.name == name:
                 return mesh
-        return meshes.get_mesh(name)
-
-    def on_change(self, callback: Callable[[], None]) -> Subscription:
-        """Call ``callback()`` when meshes start or stop, jobs are joined or left, or ranks die.
-
-        It is called on a thread that it must not block.
-
-        Returns:
-            The subscription; close (or call) it to unsubscribe.
-        """
-        return _OfBoth(meshes.on_change(callback), self._joined_changes.subscribe(callback))
-
-    def whole_of(self, mesh: Any) -> Whole:
-        """Return the proc mesh that ``mesh`` is a slice of, or that its actors are on.
-
-        Raise TypeError for anything else.
-        """
-        return introspection.whole_of(mesh)
-
-    def hosts_of(self, procs: Any) -> list[str]:
-        """Return the host name of each rank."""
-        return introspection.hosts_of(procs)
-
-    def deaths_of(self, procs: Any) -> dict[int, Death]:
-        """Return the deaths of a proc mesh's ranks that this process knows of."""
-        return introspection.deaths_of(procs)
+        known = ", ".join(mesh.name for mesh in found) or "none"
+        raise LookupError(f"no mesh is called {name!r} here (there are: {known})")
 
     def stacks_from_outside(
         self, mesh: Any, ranks: Iterable[int], *, native: bool = False, timeout: float = 2.0
@@ -244,28 +195,18 @@ class ToolRuntime:
 
     def joined_jobs(self) -> JoinController:
         """Return the object that finds, joins and leaves such jobs."""
-        if self._joined is None:
-            jobs: JoinController = import_module("monarch_kernel.engines.join.controller").JoinController()
-            jobs.on_change(self._joined_changes.notify)
-            jobs.subscribe(self._joined_output.notify)
-            self._joined = jobs
-        return self._joined
+        joined = self._joined or import_module("monarch_kernel.engines.join.controller").JoinController()
+        self._joined = joined
+        return joined
 
     def shut_down(self, timeout: float) -> None:
         """Leave joined jobs, and end the meshes and host agents of this process, within ``timeout`` seconds."""
         joined, self._joined = self._joined, None
         if joined is not None:
-            joined.shut_down(timeout)
+            joined.end_all(timeout)
         actor.shutdown_context().get(timeout)
 
     # -- the output of ranks -----------------------------------------------------------------------------
-
-    def subscribe(self, callback: Callable[[RankOutput], None]) -> Subscription:
-        """Call ``callback(RankOutput)`` for all output of any rank of this controller, in order for each rank.
-
-        Of joined jobs, only output of cells is included.
-        """
-        return _OfBoth(output.subscribe(callback), self._joined_output.subscribe(callback))
 
     def logs(self, mesh: ProcMesh, *, ranks: Sequence[int] | None = None, tail: int | None = None) -> ValueMesh[str]:
         """Return the stored output of each rank."""
@@ -282,18 +223,6 @@ class ToolRuntime:
         """Return the kept meshes of this user."""
         return meshes.kept()
 
-    def held(self) -> list[KeptHost]:
-        """Return the kept meshes that this process holds."""
-        return meshes.held()
-
-    def kept_host_of(self, mesh: ProcMesh) -> KeptHost | None:
-        """Return the kept host of a mesh; None if the mesh ends with this process, or is a joined job."""
-        return meshes.kept_host_of(mesh)
-
-    def taken_over(self) -> dict[str, str]:
-        """Return the kept meshes that another process has taken over from this one, and why."""
-        return meshes.taken_over()
-
     def attach(self, name: str, force: bool = False) -> KeptHost:
         """Attach to a mesh of another process, by its name, or by the path of a file or folder that describes it."""
         return meshes.attach(name, force)
@@ -301,27 +230,6 @@ class ToolRuntime:
     def end_kept(self, name: str, force: bool = False) -> KeptInfo:
         """End a kept mesh that this process does not hold."""
         return meshes.end_kept(name, force)
-
-
-class _OfBoth(Subscription):
-    """One callback for both this runtime and the joined jobs.
-
-    Args:
-        own: the subscription to this runtime.
-        joined: the subscription to joined jobs.
-    """
-
-    __slots__ = ("_joined", "_own")
-
-    def __init__(self, own: Subscription, joined: Subscription) -> None:
-        self._own = own
-        self._joined = joined
-        self.callback = own.callback
-
-    def close(self) -> None:
-        """See ``Subscription``."""
-        self._own.close()
-        self._joined.close()
 
 
 class NotOffered(RuntimeError):
