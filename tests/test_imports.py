@@ -120,18 +120,23 @@ ALLOWED: dict[str, set[str]] = {
     "monarch_kernel.server": {*OFFERED, WATCH},
     # Another runtime under the tools: what crosses process boundaries, and the names that tools use.
     ENGINES: {PROTOCOL, *OFFERED},
-    # Tools in another runtime's processes: calls, futures and output are handled as in ranks of our own.
+    # Tools in another runtime's processes: calls, futures and output are handled as in ranks of our own, and in a
+    # controller its own system has them.
     f"{ENGINES}.hosted": {
         PROTOCOL,
         MESH,
         *OFFERED,
         ENGINES,
-        f"{RUNTIME}.node.poller",
+        f"{RUNTIME}.node.node",
         f"{RUNTIME}.rank.output_capture",
         *(f"{RUNTIME}.actor.{part}" for part in ("calls", "execution.collectives", "extensions", "meshes.actor_mesh")),
+        *(f"{RUNTIME}.actor.{part}" for part in ("system", "wire_types")),
     },
     # Jobs that others have started; what is in a rank before somebody joins imports the private folders alone.
-    f"{ENGINES}.join": {PROTOCOL, *OFFERED, ENGINES, f"{ENGINES}.hosted", f"{RUNTIME}.host.py_spy"},
+    f"{ENGINES}.join": {
+        *(PROTOCOL, *OFFERED, ENGINES, f"{ENGINES}.hosted", f"{RUNTIME}.host.py_spy"),
+        f"{RUNTIME}.actor.calls.pending",
+    },
     # Meeting points have the runtime's authenticated links.
     **{
         f"{ENGINES}.join.{part}": {

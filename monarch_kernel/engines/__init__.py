@@ -11,7 +11,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from monarch_kernel import environment
-from monarch_kernel.engines import own
 
 if TYPE_CHECKING:
     from monarch_kernel.engines.interface import ToolRuntime
@@ -38,19 +37,20 @@ def use(chosen: str | ToolRuntime) -> ToolRuntime:
         ImportError: a package that the engine needs is not installed; the message names it.
     """
     global _engine
-    found: ToolRuntime
+    from monarch_kernel.engines.interface import ToolRuntime
+
     if not isinstance(chosen, str):
         found = chosen
-    elif chosen == own.NAME:
-        found = own
+    elif chosen == ToolRuntime.NAME:
+        found = ToolRuntime()
     elif chosen == "torchmonarch":
         found = import_module("monarch_kernel.engines.torchmonarch").make_runtime()
     else:
-        raise ValueError(f"there is no engine {chosen!r}; there are {own.NAME!r} and 'torchmonarch'")
+        raise ValueError(f"there is no engine {chosen!r}; there are {ToolRuntime.NAME!r} and 'torchmonarch'")
     if _engine is not None and _engine.NAME != found.NAME:
         raise RuntimeError(
             f"the tools of this process use the engine {_engine.NAME!r} already: choose {found.NAME!r} first thing, or "
             f"start the kernel with {environment.ENGINE.name}={found.NAME}"
         )
-    _engine = _engine or found
-    return _engine
+    _engine = found = _engine or found
+    return found

@@ -17,12 +17,13 @@ from monarch_kernel.actor import Future, ProcMesh
 from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.display.quantities import duration
 from monarch_kernel.engines import tool_runtime
-from monarch_kernel.introspection import Awaited
+from monarch_kernel.introspection import Awaited, awaited_here
 from monarch_kernel.kernel.output.cell_errors import FileLabel
 from monarch_kernel.kernel.output.cell_output import CellOutput, OutputRouter
 from monarch_kernel.kernel.progress import PERIOD, QUIET, CodeLocation, Progress
 from monarch_kernel.kernel.rank.monitor import Whereabouts
 from monarch_kernel.kernel.session import MeshSession
+from monarch_kernel.meshes import on_change
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.hang.verdict import Verdict
@@ -172,12 +173,12 @@ class CallProgress:
         self._thread: threading.Thread | None = None
         self._asleep = False
         self._closed = False
-        self._unsubscribe = tool_runtime().on_change(self._start)
+        self._unsubscribe = on_change(self._start)
 
     def begin(self, key: str) -> None:
         """Record that this thread begins a cell."""
         self.end()
-        before = {call.number: call.waiters for call in tool_runtime().awaited_here()}
+        before = {call.number: call.waiters for call in awaited_here()}
         with self._changed:
             if self._closed:
                 return
@@ -234,7 +235,7 @@ class CallProgress:
             pause = max(TICK, SHARE * (time.monotonic() - now))
 
     def _look(self, cell: _Waiting, now: float) -> None:
-        pending = {call.number: call for call in tool_runtime().awaited_here() if not call.tool}
+        pending = {call.number: call for call in awaited_here() if not call.tool}
         waited_for = [call for call in pending.values() if call.waiters > cell.before.get(call.number, 0)]
         cell.first = {call.number: cell.first.get(call.number, now) for call in waited_for}
         shown = [call for call in waited_for if now - cell.first[call.number] >= LONG]

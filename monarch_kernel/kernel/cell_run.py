@@ -14,7 +14,6 @@ from monarch_kernel.actor import ActorError, ActorMesh, Future, SupervisionError
 from monarch_kernel.debugger.controller.common_point import LIMIT, CommonPoint
 from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.debugger.controller.query import Answers, ask
-from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import begin_record, finish_operations, trace_records
 from monarch_kernel.kernel.call_progress import HangMonitor
 from monarch_kernel.kernel.cell import Cell
@@ -31,7 +30,7 @@ from monarch_kernel.kernel.rank.executor import CellExecutor, CellReply
 from monarch_kernel.kernel.rank.monitor import Interrupted, Whereabouts
 from monarch_kernel.kernel.rank.name_lookup import look_up, variables
 from monarch_kernel.kernel.usage_errors import check_drives, replacing
-from monarch_kernel.meshes import name_ranks
+from monarch_kernel.meshes import kept_host_of, name_ranks
 from monarch_kernel.protocol.faults import capture
 from monarch_kernel.protocol.refs import DeathKind
 
@@ -423,7 +422,7 @@ class CellRun:
     @property
     def outlives_kernel(self) -> bool:
         """Whether the cell continues after this kernel has ended."""
-        return tool_runtime().kept_host_of(self.managed.procs) is not None
+        return kept_host_of(self.managed.procs) is not None
 
     def describe(self) -> str:
         """See `InterruptTarget`."""

@@ -9,7 +9,6 @@ from typing import Any
 from monarch_kernel import aliases, environment
 from monarch_kernel.debugger.frontend import use_frontend
 from monarch_kernel.display.quantities import use_label
-from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import use_display
 from monarch_kernel.kernel.call_progress import MapProgress
 from monarch_kernel.kernel.cell import is_mesh_cell
@@ -22,6 +21,7 @@ from monarch_kernel.kernel.output.rank_comms import RankComms
 from monarch_kernel.kernel.rank import lazy_shell
 from monarch_kernel.kernel.session import session
 from monarch_kernel.kernel.views import CommTarget, NotebookServices
+from monarch_kernel.output import subscribe
 from monarch_kernel.pool import on_progress
 from monarch_kernel.watch import current_trace, provide
 from monarch_kernel.widgets.connection import use_services
@@ -56,7 +56,7 @@ class _Extension:
 
         use_display(lazy_shell.__name__)
         undo.callback(use_display, "")
-        undo.callback(tool_runtime().subscribe(notebook.router.on_event))
+        undo.callback(subscribe(notebook.router.on_event))
         undo.callback(on_progress(MapProgress(notebook)))
         undo.callback(provide(notebook.watched.source))
         cell_errors.install(ip)
@@ -71,7 +71,7 @@ class _Extension:
             undo.callback(CommTarget(ip.kernel).close)
             comms = RankComms(ip.kernel, notebook.session, notebook.parent_of)
             undo.callback(comms.close)
-            undo.callback(tool_runtime().subscribe(comms.on_event))
+            undo.callback(subscribe(comms.on_event))
 
         for name, callback in (("pre_run_cell", notebook.before_cell), ("post_run_cell", notebook.after_cell)):
             ip.events.register(name, callback)

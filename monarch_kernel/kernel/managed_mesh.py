@@ -14,6 +14,7 @@ from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.rank.executor import CellExecutor
 from monarch_kernel.kernel.rank.monitor import Monitor
+from monarch_kernel.meshes import kept_host_of
 
 # Split a set of ranks into a few slices of their mesh; each slice needs one call.
 
@@ -229,14 +230,14 @@ class ManagedMesh:
 
 def remember(managed: ManagedMesh) -> None:
     """Store on a kept mesh the state that the next kernel needs to run cells."""
-    host = tool_runtime().kept_host_of(managed.procs)
+    host = kept_host_of(managed.procs)
     if host is not None:
         host.note(f"cells:{managed.name}", (managed.options, managed.executor, managed.monitor))
 
 
 def recall(procs: ProcMesh) -> ManagedMesh | None:
     """Return the mesh that an earlier kernel stored with `remember`, or None."""
-    host = tool_runtime().kept_host_of(procs)
+    host = kept_host_of(procs)
     found = None if host is None else host.noted(f"cells:{procs.name}")
     if found is None:
         return None

@@ -16,12 +16,13 @@ from monarch_kernel.debugger import get_debugger
 from monarch_kernel.display.quantities import duration
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.engines.join.announcements import JoinError
+from monarch_kernel.introspection import awaited_here
 from monarch_kernel.kernel.interrupts.interrupt_relay import ANSWER_GRACE, SILENT, Interruption
 from monarch_kernel.kernel.managed_mesh import UP_TIMEOUT, ManagedMesh, UpOptions, parts, recall, remember
 from monarch_kernel.kernel.session import MeshSession, ProviderHosts
 from monarch_kernel.kernel.usage_errors import replacing
 from monarch_kernel.launchers.base import LaunchError
-from monarch_kernel.meshes import KeptError, KeptHost, KeptInfo, format_ranks, name_ranks
+from monarch_kernel.meshes import KeptError, KeptHost, KeptInfo, format_ranks, held, kept_host_of, name_ranks
 from monarch_kernel.protocol.refs import DeathKind
 from monarch_kernel.subscriptions import Subscription
 
@@ -38,7 +39,7 @@ def kept_by_others() -> list[KeptInfo]:
     Raises:
         KeptError: their folder belongs to another user.
     """
-    here = {host.name for host in tool_runtime().held()}
+    here = {host.name for host in held()}
     return [info for info in tool_runtime().kept() if info.name not in here]
 
 
@@ -74,7 +75,7 @@ def detach(session: MeshSession, name: str | None) -> str:
         One line for the user.
     """
     procs = session.find(name, "%mesh detach")
-    host = tool_runtime().kept_host_of(procs)
+    host = kept_host_of(procs)
     if host is None:
         raise UsageError(
             f"%mesh detach: mesh {procs.name} ends with this kernel; only a mesh that was started with "
@@ -161,7 +162,7 @@ def join(
     if drive:
         _take_stops(procs)
     session.choose(name)
-    held = jobs.held_ranks(procs)
+    failed = jobs.held_ranks(procs)
     missing = sorted(procs.dead())
     absent = f"; not there: {format_ranks(missing, limit=6)}" if missing else ""
     took = duration(time.monotonic() - began)
@@ -171,8 +172,8 @@ def join(
     faulty = f"; the tools there had {count} faults so far, such as {min(faults.items())[1][1]}" if count else ""
     end = "%mesh leave lets go of it, and the job goes on"
     lines = [f"job {name}: {shape(procs)}, joined in {took}{absent}{looks_on}{faulty}; {end}"]
-    for error in dict.fromkeys(held.values()):
-        ranks = format_ranks([rank for rank, said in held.items() if said == error], limit=6)
+    for error in dict.fromkeys(failed.values()):
+        ranks = format_ranks([rank for rank, said in failed.items() if said == error], limit=6)
         lines.append(f"  held after {error}: {ranks}; %mesh pm shows where, and they end with %mesh leave")
     return "\n".join(lines)
 
@@ -366,7 +367,7 @@ def down(session: MeshSession, name: str | None, force: bool = False) -> str:
     if tool_runtime().is_joined(procs):  # this kernel may not stop its processes
         return leave(session, procs.name)
     count = len(procs)
-    host = tool_runtime().kept_host_of(procs)
+    host = kept_host_of(procs)
     if host is not None and len(host.proc_meshes) == 1:
         host.down()
     else:
@@ -404,7 +405,7 @@ def heal(session: MeshSession, mesh: ProcMesh, ranks: Sequence[int]) -> str:
         A few lines for the user.
     """
     managed = session.managed(mesh.name)
-    host = tool_runtime().kept_host_of(mesh)
+    host = kept_host_of(mesh)
     was_kept = host is None or host.is_kept
     done: list[Healed] = []
     place = session.provider_hosts.get(mesh.name)
@@ -484,7 +485,7 @@ def _pending_calls(mesh: ProcMesh) -> dict[int, frozenset[int]]:
     """Return the unanswered calls of this process, for each rank of a mesh."""
     ranks = {ref.id: rank for rank, ref in enumerate(mesh._target().procs)}
     found: dict[int, set[int]] = {}
-    for call in tool_runtime().awaited_here():
+    for call in awaited_here():
         for proc in call.procs:
             if proc in ranks:
                 found.setdefault(ranks[proc], set()).add(call.number)

@@ -11,12 +11,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from monarch_kernel.engines import tool_runtime
+from monarch_kernel.introspection import whole_of
 from monarch_kernel.kernel.output.cell_errors import WalltimeNotices
 from monarch_kernel.kernel.session import MeshSession, ProviderPlacements
 from monarch_kernel.launchers.base import HostPhase, JobStatus
 from monarch_kernel.launchers.listing import ListedJob
 from monarch_kernel.launchers.walltime import WalltimeNotice
+from monarch_kernel.meshes import on_change
 from monarch_kernel.runtime.actor.errors import ActorError
 from monarch_kernel.watch.board import CellName, CurrentMesh, FailureFact, HostFact, JobsFact
 from monarch_kernel.watch.model import JobView
@@ -52,7 +53,7 @@ class NotebookFacts:
         self._give = give
         self._current = ""
         changes = (
-            tool_runtime().on_change(self._update),
+            on_change(self._update),
             self._session.changed.subscribe(self._update),
             self._walltimes.changed.subscribe(self._walltime),
             self._session.provider_hosts.changed.subscribe(self._jobs),
@@ -104,7 +105,7 @@ class NotebookFacts:
             return
         name = self._session.current
         mesh = self._session.proc_meshes().get(name) if name is not None else None
-        current = tool_runtime().whole_of(mesh).uid if mesh is not None else ""
+        current = whole_of(mesh).uid if mesh is not None else ""
         if current != self._current:
             self._current = current
             give(CurrentMesh(current))

@@ -16,6 +16,7 @@ from monarch_kernel.kernel.interrupts.interrupt_relay import Interruption
 from monarch_kernel.kernel.managed_mesh import ManagedMesh, recall, remember
 from monarch_kernel.launchers.base import HostPhase, JobStatus, LaunchError
 from monarch_kernel.launchers.host_request import nearest
+from monarch_kernel.meshes import taken_over
 from monarch_kernel.runtime.host.devices import DeviceError
 from monarch_kernel.subscriptions import Subscribers
 
@@ -269,7 +270,7 @@ class MeshSession:
 
     def _check_not_lost(self, name: str | None, command: str) -> None:
         """Raise UsageError if this was a kept mesh that another process has taken over."""
-        for lost, why in tool_runtime().taken_over().items():
+        for lost, why in taken_over().items():
             if name in (None, lost):
                 raise UsageError(f"{command}: {why}; %mesh attach {lost} --force takes it back")
 

@@ -22,7 +22,7 @@ from monarch_kernel.kernel.notebook_facts import listed
 from monarch_kernel.kernel.rank.name_lookup import MOST, variables_here
 from monarch_kernel.launchers.listing import list_jobs
 from monarch_kernel.meshes import format_ranks
-from monarch_kernel.output import RankOutput
+from monarch_kernel.output import RankOutput, subscribe
 from monarch_kernel.watch.model import plain
 from monarch_kernel.widgets.connection import Closable, ViewConnection, ViewRequestError, comm_sender
 from monarch_kernel.widgets.open_views import is_view
@@ -433,7 +433,7 @@ class LogFollower:
         self._dropped = 0
         self._begun: dict[tuple[str, str], str] = {}  # the unfinished line, by process and stream
         self._closed = False
-        self._subscription = tool_runtime().subscribe(self._on_output)
+        self._subscription = subscribe(self._on_output)
         threading.Thread(target=self._run, name="monarch-log", daemon=True).start()
 
     def close(self) -> None:

@@ -6,26 +6,31 @@ import collections
 import datetime
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+from monarch_kernel.actor import Extent, shutdown_context
+from monarch_kernel.debugger.controller.hub_actor import DebugHub
 from monarch_kernel.debugger.model.readings import Stats
 from monarch_kernel.debugger.model.stops import Stack, StackFrame, StackSnapshot, Stop, StopFrame
 from monarch_kernel.debugger.source_locations import SourceLocation
 from monarch_kernel.engines.hosted import wire
-from monarch_kernel.engines.join.controller import JoinController
+from monarch_kernel.engines.join.controller import JoinController, JoinedJob, LinkCarrier
 from monarch_kernel.errors import KeptError, capture
-from monarch_kernel.kernel.rank.executor import CellReply
+from monarch_kernel.kernel.cell import Cell
+from monarch_kernel.kernel.rank.executor import CellExecutor, CellReply
 from monarch_kernel.protocol.data_pickles import check_data, without_foreign_exceptions
 from monarch_kernel.protocol.faults import Fault, encode_fault
-from monarch_kernel.protocol.messages import ERROR, OK
+from monarch_kernel.protocol.messages import ERROR, OK, Call, Create, Reply
 from monarch_kernel.protocol.serialize import dumps_flat
+from monarch_kernel.runtime.actor.calls.pending import OneCall
 from workspace_sync.model.errors import SyncError
 from workspace_sync.model.sync_report import SyncReport
 
+T = TypeVar("T")
 STACK = Stack("thread", "MainThread", (StackFrame(SourceLocation("/train.py", 7, "train", "user"), "step()"),))
 DATA = [
     *(None, 1, 2.5, "text", b"bytes", True, (1, [2, {3: {4}}]), frozenset({1}), bytearray(b"x"), 1j, range(3)),
@@ -103,42 +108,114 @@ def test_exceptions_are_rebuilt_if_they_are_pythons_or_ours(tmp_path: Path) -> N
     assert not taken.exists()
 
 
+class Rank:
+    """The connection to a rank that is attacked with: what the viewer sends, and what it makes of an answer."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[wire.ToolMessage, bytes]] = []
+
+    def send(self, *parts: bytes) -> None:
+        message, body = wire.unpack(b"".join(parts))
+        self.heard.append((message, bytes(body)))
+
+    def close(self) -> None:
+        pass
+
+    def last(self, kind: type[T]) -> tuple[T, bytes]:
+        """The last message of a kind."""
+        return next((message, body) for message, body in reversed(self.heard) if isinstance(message, kind))
+
+
+class Viewer:
+    """A viewer that has joined a job of two ranks, which send what the test says."""
+
+    def __init__(self) -> None:
+        self.jobs = JoinController()
+        self.ranks = [Rank(), Rank()]
+        extent = Extent(("ranks",), (2,))
+        self.procs = self.jobs.enter("m", extent, self._make, owned=False, timeout=60)
+        self.cells: Any = self.procs.spawn("c", CellExecutor)
+
+    def _make(self, first: wire.EnterRank) -> LinkCarrier:
+        job = self.jobs._jobs[first.uid] = JoinedJob(self.jobs, "m")
+        job.uid = first.uid
+        job.carrier = LinkCarrier(dict(enumerate(self.ranks)))
+        self.mesh = self.jobs._meshes[first.uid]
+        for rank in range(2):
+            self.jobs.on_entered(self.mesh, rank, "elsewhere", 1)
+        return job.carrier
+
+    def ask(self, endpoint: str, *args: Any) -> tuple[OneCall, int]:
+        """Call the tool of rank 0; returns the call, and its number."""
+        call = getattr(self.cells.slice(ranks=0), endpoint).call_one(*args)
+        return call, self.ranks[0].last(Call)[0].call
+
+    def get(self, rank: int, message: wire.ToolMessage, body: bytes) -> None:
+        """Handle a message of a rank."""
+        self.jobs.handle(self.mesh, rank, message, memoryview(body))
+
+
 @pytest.fixture
-def viewer() -> Iterator[JoinController]:
-    made = JoinController()
+def viewer() -> Iterator[Viewer]:
+    made = Viewer()
     yield made
-    made.close()
+    made.jobs.close()
+    shutdown_context().get(60)
 
 
-@pytest.fixture
-def answers(viewer: JoinController) -> list[tuple[int, bytes]]:
-    """What calls of the viewer have been answered with."""
-    found: list[tuple[int, bytes]] = []
-    note: Callable[..., None] = lambda _proc, _call, status, body: found.append((status, body))  # noqa: E731
-    viewer.node.on_answer = note  # type: ignore[method-assign]
-    return found
+CELL = Cell("1", "1", "<1>", "1")
 
 
-def test_nothing_of_a_rank_runs_in_a_viewer(
-    viewer: JoinController, answers: list[tuple[int, bytes]], tmp_path: Path
-) -> None:
+def answered(call: OneCall) -> tuple[int, bytes]:
+    """What a call was answered with."""
+    return call._status, bytes(call._body)  # type: ignore[arg-type]
+
+
+def test_nothing_of_a_rank_runs_in_a_viewer(viewer: Viewer, tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     evil = pickle.dumps(Evil(os.mkdir, str(taken)))
-    number = viewer.node.new_call(None)
-    viewer.receive(wire.encode(wire.CallAnswer("m.0", number, OK, dumps_flat((0, [STACK])))))
-    viewer.receive(wire.encode(wire.CallAnswer("m.0", number, OK, evil)))
+    call, number = viewer.ask("run", CELL)
+    viewer.get(0, Reply(number, 0, OK), dumps_flat((0, [STACK])))
+    assert call.get(60) == (0, [STACK])
+    call, number = viewer.ask("run", CELL)
+    viewer.get(0, Reply(number, 0, OK), evil)
+    assert answered(call)[0] == ERROR and b"is no data" in answered(call)[1]
+    call, number = viewer.ask("run", CELL)
     fault = Fault("builtins", "ValueError", "x", "ValueError: x", [], pickled=evil)
-    viewer.receive(wire.encode(wire.CallAnswer("m.0", number, ERROR, encode_fault(fault))))
-    assert [status for status, _ in answers] == [OK, ERROR, ERROR]
-    assert b"is no data" in answers[1][1] and evil not in answers[2][1]
-    for sender in ("m.0", viewer.node.id):  # it may claim to be the viewer itself
-        viewer.receive(wire.encode(wire.CallActor(sender, "hub", "stopped", 0, "", evil)))
-        viewer.receive(wire.encode(wire.SpawnActor(sender, "m", "new", "new", 0, evil)))
-    assert "new" not in viewer.actors and not taken.exists()
-    # Values that the viewer has asked for are any objects.
-    viewer.node.value_calls.add(number)
-    viewer.receive(wire.encode(wire.CallAnswer("m.0", number, OK, evil)))
-    assert answers[-1] == (OK, evil)
-    viewer.node.calls.clear()
-    viewer.receive(wire.encode(wire.CallAnswer("m.0", number, OK, evil)))
-    assert answers[-1][0] == ERROR
+    viewer.get(0, Reply(number, 0, ERROR), encode_fault(fault))
+    assert answered(call)[0] == ERROR and evil not in answered(call)[1]
+    # Values that the viewer has asked for are any objects, and only those.
+    call, number = viewer.ask("pull", ["x"])
+    viewer.get(0, Reply(number, 0, OK), evil)
+    assert answered(call) == (OK, evil) and not taken.exists()
+
+
+def test_a_rank_answers_its_own_calls_only(viewer: Viewer) -> None:
+    call, number = viewer.ask("run", CELL)
+    for rank, place in ((1, 0), (1, 1), (0, 1), (0, -1)):
+        viewer.get(rank, Reply(number, place, OK), dumps_flat(None))
+        assert not call.done()
+    viewer.get(0, Reply(number, 0, OK, buffers=(1 << 40,)), dumps_flat(7))  # as if the body had none
+    assert call.get(60) == 7
+    viewer.get(0, Reply(number, 0, OK), dumps_flat(8))  # an answer to nothing
+
+
+@pytest.mark.parametrize("number", [0, 7])
+def test_a_rank_calls_what_it_may_call_with_data(viewer: Viewer, tmp_path: Path, number: int) -> None:
+    taken = tmp_path / "taken"
+    evil, fine = pickle.dumps(Evil(os.mkdir, str(taken))), dumps_flat(((), {}))
+    viewer.jobs.controller_actor("hub", DebugHub, 60)
+    actors = set(viewer.jobs.system.actors)
+    call = Call("hub", "stopped", number, 0, (), (), "")
+    refused = [
+        (call, evil),
+        (Call("controllers", "get", number, 0, (), (), ""), fine),
+        (Call("hub", "changed", number, 0, (), (), "", reply_to=viewer.jobs.system.node.ref), fine),
+        (Create("new", "new", number, 0, (), (), "", viewer.jobs.system.node.ref), evil),
+    ]
+    for message, body in refused:
+        viewer.ranks[0].heard.clear()
+        viewer.get(0, message, body)
+        if isinstance(message, Call):
+            assert viewer.ranks[0].last(Reply)[0].status == ERROR
+    assert set(viewer.jobs.system.actors) == actors and not taken.exists()

@@ -16,8 +16,7 @@ import cloudpickle
 from monarch_kernel.actor import SupervisionError
 from monarch_kernel.debugger import get_debugger
 from monarch_kernel.debugger.events import RankStop
-from monarch_kernel.engines import tool_runtime
-from monarch_kernel.introspection import Whole
+from monarch_kernel.introspection import Whole, whole_of
 from monarch_kernel.protocol.faults import Fault
 from monarch_kernel.runtime.actor.errors import ActorError
 
@@ -65,7 +64,7 @@ def ask(
         RuntimeError: the mesh was stopped.
     """
     deadline = time.monotonic() + timeout
-    whole = tool_runtime().whole_of(mesh)
+    whole = whole_of(mesh)
     agents = get_debugger().registry.watch_whole(whole).agents
     return ask_agents(agents, whole, function, *args, ranks=ranks, timeout=deadline - time.monotonic())
 

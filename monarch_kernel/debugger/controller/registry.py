@@ -23,7 +23,8 @@ from monarch_kernel.debugger.events import (
 from monarch_kernel.debugger.model.stops import Stop
 from monarch_kernel.debugger.rank.rank_debugger import DebugAgent
 from monarch_kernel.engines import tool_runtime
-from monarch_kernel.introspection import Whole
+from monarch_kernel.introspection import Whole, hosts_of, whole_of
+from monarch_kernel.meshes import on_change
 from monarch_kernel.subscriptions import Subscribers, Subscription
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class StopRegistry:
                 if self._hub is None:
                     self._hub = hub
                     # The callback runs on a thread that polls and must not block, so the actor's thread does the work.
-                    self._unsubscribe = tool_runtime().on_change(lambda: hub.changed.broadcast())
+                    self._unsubscribe = on_change(lambda: hub.changed.broadcast())
         return self._hub
 
     def close(self) -> None:
@@ -95,7 +96,7 @@ class StopRegistry:
 
     def watch(self, mesh: Any) -> DebuggedMesh:
         """Spawn agents on a mesh if it has none, without waiting for them."""
-        return self.watch_whole(tool_runtime().whole_of(mesh))
+        return self.watch_whole(whole_of(mesh))
 
     def watch_whole(self, whole: Whole) -> DebuggedMesh:
         """Run `watch` for the mesh of a `Whole`."""
@@ -206,7 +207,7 @@ class StopRegistry:
             if watched is None or stop.id in watched.over.get(rank, ()):
                 return
             point = dict(watched.whole.procs.extent.point(rank).items())
-            at = RankStop(watched.name, rank, point, tool_runtime().hosts_of(watched.whole.procs)[rank], pid, stop)
+            at = RankStop(watched.name, rank, point, hosts_of(watched.whole.procs)[rank], pid, stop)
             known = (rank, stop.id) in watched.stops
             watched.stops[rank, stop.id] = at
         if not known:
@@ -236,7 +237,7 @@ class StopRegistry:
         """Handle that meshes were created or stopped, or that ranks died or were replaced."""
         events: list[Event] = []
         with self.lock:
-            live = {tool_runtime().whole_of(mesh).uid: mesh for mesh in tool_runtime().list_proc_meshes()}
+            live = {whole_of(mesh).uid: mesh for mesh in tool_runtime().list_proc_meshes()}
             for uid, watched in list(self._watched.items()):
                 stopped = uid not in live and getattr(watched.whole.procs, "_stopped", False)
                 dead = dict.fromkeys(range(watched.size), "stopped") if stopped else {}

@@ -25,7 +25,7 @@ from monarch_kernel.debugger.model.evidence import CollectiveTimes, TimedCollect
 from monarch_kernel.debugger.rank.hang import collective_times
 from monarch_kernel.debugger.source_locations import Label, SourceLocation
 from monarch_kernel.display.tables import DIM, HEADLINE, NEWS, VIEW, AsReport, TableView, table_html, table_text
-from monarch_kernel.engines import tool_runtime
+from monarch_kernel.introspection import hosts_of, whole_of
 from monarch_kernel.meshes import format_ranks
 from monarch_kernel.private_files import write_own_file
 from monarch_kernel.workers import client_path
@@ -656,10 +656,10 @@ def stragglers(
     """
     if last < 1:
         raise ValueError(f"last is a number of at least 1, not {last}")
-    whole = tool_runtime().whole_of(mesh)
+    whole = whole_of(mesh)
     chosen = chosen_ranks(ranks, len(whole.ranks))
     answers = ask(mesh, collective_times, DEPTH, ranks=chosen, timeout=timeout)
-    hosts = tool_runtime().hosts_of(whole.procs)
+    hosts = hosts_of(whole.procs)
     records = [
         _at_client(msgspec.structs.replace(each, rank=rank, host=hosts[whole.ranks[rank]] or each.host))
         for rank, each in answers.values.items()

@@ -26,8 +26,7 @@ from monarch_kernel.debugger.rank.values.blocks import BLOCK_BYTES, blocks_of
 from monarch_kernel.debugger.rank.values.probe import FILE, Question
 from monarch_kernel.display import tables
 from monarch_kernel.display.tables import AsReport, TableView, table_text
-from monarch_kernel.engines import tool_runtime
-from monarch_kernel.introspection import Whole
+from monarch_kernel.introspection import Whole, whole_of
 from monarch_kernel.meshes import format_points, format_ranks
 from monarch_kernel.protocol.faults import Fault
 
@@ -685,7 +684,7 @@ class RemoteExpression:
 
             handle: Any = mesh
             address, mesh = address_of(handle, timeout), handle.mesh
-        self.whole: Whole = tool_runtime().whole_of(mesh)
+        self.whole: Whole = whole_of(mesh)
         self.ranks = sorted(self.whole.ranks[rank] for rank in chosen_ranks(ranks, len(self.whole.ranks)))
         self.running: tuple[int, ...] = ()
         self._timeout = timeout

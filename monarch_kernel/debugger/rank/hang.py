@@ -43,6 +43,7 @@ from monarch_kernel.debugger.source_locations import (
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import (
     WAITING,
+    awaited_by,
     called_method,
     failed_by_peer,
     latest_failure,
@@ -326,7 +327,7 @@ def _threads() -> Iterator[_Thread]:
 
 def _call(thread: _Thread) -> Wait | None:
     """Return the call whose answer a thread waits for."""
-    awaited = tool_runtime().awaited_by(thread.frames)
+    awaited = awaited_by(thread.frames)
     if awaited is None:
         return None
     place = thread.place

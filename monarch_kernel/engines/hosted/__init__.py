@@ -1,7 +1,6 @@
-"""Run tools in the processes of another runtime, which only carries messages between them.
+"""Run tools in the processes of another runtime, or program, which only carries messages between them.
 
-The controller (``controller.py``) and each rank (``attached_process.py``) hold the tools' actors (``tool_process.py``,
-``tool_actor.py``) and exchange the messages of ``wire.py``. An engine starts an attached process in each rank and
-carries its messages. Calls, errors and futures are those of this package's own runtime (``message_node.py``,
-``meshes.py``).
+In the controller (``controller.py``), each rank is a proc of this process's own node, reached over a link that the
+other runtime carries. In each rank (``attached_process.py``), the tools' actors (``tool_actor.py``) answer the messages
+of this package's runtime and those of ``wire.py``. ``meshes.py`` has the handles of these meshes.
 """

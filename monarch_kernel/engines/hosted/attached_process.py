@@ -13,22 +13,35 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol
 
 from monarch_kernel import engines
 from monarch_kernel.actor import ActorMesh, Extent, Point, ProcMesh
-from monarch_kernel.engines.hosted import wire
-from monarch_kernel.engines.hosted.meshes import HOST, HostedActorMesh, HostedProcMesh
-from monarch_kernel.engines.hosted.tool_actor import ToolActor
-from monarch_kernel.engines.hosted.tool_process import ToolProcess
-from monarch_kernel.introspection import Running
+from monarch_kernel.engines.hosted import tool_actor, wire
+from monarch_kernel.engines.hosted.meshes import HOST, AttachedSystem, HostedActorMesh, HostedProcMesh, set_system
+from monarch_kernel.engines.hosted.tool_actor import Answer, ToolActor
+from monarch_kernel.engines.interface import NotOffered, ToolRuntime
+from monarch_kernel.introspection import Running, keep_failure
 from monarch_kernel.output import calling_origin
-from monarch_kernel.protocol.messages import OK
+from monarch_kernel.protocol.faults import capture, encode_fault
+from monarch_kernel.protocol.messages import (
+    DEAD,
+    ERROR,
+    OK,
+    Call,
+    Create,
+    Interrupt,
+    OutputChunk,
+    Reply,
+    StopActor,
+    encode_death,
+)
 from monarch_kernel.protocol.refs import Death, DeathKind, ProcRef
-from monarch_kernel.protocol.serialize import dumps_flat, loads
+from monarch_kernel.protocol.serialize import Body, dumps_flat, loads
 from monarch_kernel.runtime.actor.execution import collectives
 from monarch_kernel.runtime.actor.extensions import rank_debugger
-from monarch_kernel.runtime.mesh.shape import Region
+from monarch_kernel.runtime.mesh.shape import SINGLE, Region
+from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.rank import output_capture
 from monarch_kernel.thread_frames import current_frames
 
@@ -43,6 +56,7 @@ ATTEMPTS = 20
 #: How often an event loop of cells runs between cells (seconds).
 TURN = 0.02
 _CHUNK = 1 << 16
+_NONE = dumps_flat(None)
 
 
 class CellStream:
@@ -254,17 +268,24 @@ class ProgramActors(Protocol):
 
 
 class Visitor:
-    """A controller whose tools have entered this rank.
+    """A controller whose tools have entered this rank, and the link to it (``runtime.node.interfaces.PeerLink``).
 
     Args:
         entered: its first message.
         rank: this rank in the controller's mesh.
         send: sends bytes to the controller.
+        on_call: called when this process calls the controller and waits for an answer.
     """
 
-    def __init__(self, entered: wire.EnterRank, rank: int, send: Callable[[bytes], None]) -> None:
-        self.id = entered.controller
-        self.ref = ProcRef(self.id, "", "", self.id, "")
+    local = attached = closed = False
+    ended = ""
+    queued = 0
+
+    def __init__(
+        self, entered: wire.EnterRank, rank: int, send: Callable[[bytes], None], on_call: Callable[[Visitor], None]
+    ) -> None:
+        self.peer = entered.controller
+        self.ref = ProcRef(self.peer, "", "", self.peer, "")
         self.uid = entered.uid
         self.name = entered.name
         self.extent = Extent(entered.labels, entered.sizes)
@@ -273,16 +294,36 @@ class Visitor:
         self.silence = max(entered.silence, entered.hold)
         self.host = entered.host
         self.pid = entered.pid
-        self.send = send
         self.takes_output = entered.output
         self.takes_control = entered.drive
         self.looks_on = entered.looks_on
         #: When its last message arrived, and whether messages are expected because this rank waits for it.
         self.heard = time.monotonic()
         self.expected = False
+        self._send = send
+        self._on_call = on_call
+
+    def tell(self, message: wire.ToolMessage, body: bytes = b"") -> None:
+        """Send a message to the controller."""
+        self._send(wire.pack(message, body))
+
+    def send(self, header: bytes, body: Body = b"") -> None:
+        """Send a call to the controller."""
+        message = wire.decode(header)
+        if isinstance(message, Call) and message.call:
+            self._on_call(self)
+        self._send(wire.pack(header, body))
+
+    def drain(self) -> None:
+        """Do nothing: no messages are queued here."""
+
+    def close(self) -> None:
+        """Do nothing: the connection belongs to the other runtime."""
+
+    abandon = close
 
 
-class AttachedProcess(ToolProcess):
+class AttachedProcess(ToolRuntime):
     """The tools in this rank, for any number of controllers.
 
     Args:
@@ -293,11 +334,16 @@ class AttachedProcess(ToolProcess):
     """
 
     def __init__(self, name: str, program: ProgramActors, *, of_program: bool = False) -> None:
+        super().__init__()
+        self.NAME = name
+        self.OFFERS = frozenset()
+        self.OF_PROGRAM = of_program
         proc = f"{os.getpid()}-{os.urandom(4).hex()}"
-        super().__init__(name, ProcRef(proc, "", HOST, proc, ""))
+        self.node = Node(proc, "rank", "", HOST, background=False)  # no thread stays when viewers have left
+        self.system = AttachedSystem(self.node)
+        self.actors: dict[str, ToolActor] = {}
         self._program = program
         self._visitors: dict[str, Visitor] = {}
-        self.OF_PROGRAM = of_program
         self._main: MainThread | None = None if of_program else main_thread()
         self._main_actor: str | None = None
         self._watching = False
@@ -307,7 +353,8 @@ class AttachedProcess(ToolProcess):
         self._owners: dict[str, str] = {}  # the controller of each actor
         if not of_program:
             collectives.install()
-        engines.use(cast("Any", self))
+        set_system(self.system)
+        engines.use(self)
 
     def enter(self, message: wire.EnterRank, rank: int, send: Callable[[bytes], None]) -> None:
         """Let a controller's tools enter.
@@ -316,15 +363,18 @@ class AttachedProcess(ToolProcess):
             rank: this rank in the controller's mesh.
             send: carries bytes to the controller; it must drop them if the controller is gone.
         """
-        visitor = self._visitors[message.controller] = Visitor(message, rank, send)
-        self.node.deaths.pop(message.controller, None)
+        visitor = Visitor(message, rank, send, self._watch)
+        self._visitors[visitor.peer] = self.node.links[visitor.peer] = visitor
+        self.node.refs[visitor.peer] = visitor.ref
+        self.node.carried.add(visitor.peer)
+        self.node.deaths.pop(visitor.peer, None)
         self.system.proc_meshes[visitor.uid] = self._procs(visitor)
         if self._hook is None:
             self._hook = sys.breakpointhook
             sys.breakpointhook = _breakpoint
         self._output = self._output or OutputPipes(self._on_output, message.output)
         self._on_visitor(visitor)
-        send(wire.encode(wire.RankEntered(visitor.uid, rank, HOST, os.getpid())))
+        visitor.tell(wire.RankEntered(HOST, os.getpid()))
 
     def _on_visitor(self, visitor: Visitor) -> None:
         """Handle a controller that has entered, before it is notified."""
@@ -338,63 +388,69 @@ class AttachedProcess(ToolProcess):
 
     # -- messages ----------------------------------------------------------------------------------
 
-    def receive(self, data: bytes) -> None:
-        """See ``ToolProcess.receive``."""
-        message = wire.decode(data)
-        sender = getattr(message, "sender", None) or getattr(message, "controller", "")
-        visitor = self._visitors.get(sender)
+    def receive(self, controller: str, data: bytes) -> None:
+        """Handle a message of a controller. Thread-safe; its messages arrive in order."""
+        message, body = wire.unpack(data)
+        visitor = self._visitors.get(controller)
         if visitor is not None:
             visitor.heard = time.monotonic()
-            if self.node.deaths.pop(sender, None) is not None:  # it was alive but silent
+            if self.node.deaths.pop(controller, None) is not None:  # it was alive but silent
+                self.node.links[controller] = visitor
                 self._on_back(visitor)
-        self.handle(message)
+            self.handle(visitor, message, body)
 
-    def handle(self, message: Any) -> None:
-        """See ``ToolProcess.handle``."""
-        if isinstance(message, wire.InterruptRank):
-            stopped = self._interrupt(message.cells)
-            self.answer_to(message.sender, message.call)(OK, dumps_flat(stopped))
-        elif isinstance(message, wire.LeaveRank):
-            self._leave(message.controller)
-        else:
-            super().handle(message)
+    def handle(self, visitor: Visitor, message: wire.ToolMessage, body: Body) -> None:
+        """Handle a decoded message."""
+        match message:
+            case Reply():
+                self.node._dispatch(visitor, message, body)
+            case Call():
+                actor = self.actors.get(message.actor)
+                answer = self.answer_to(visitor, message)
+                if actor is not None:
+                    actor.call(message, body, answer)
+                else:
+                    cause = f"there is no actor {message.actor} in this process"
+                    answer(DEAD, encode_death(Death.of(DeathKind.NO_ACTOR, cause)))
+            case Create():
+                self._create(visitor, message, body)
+            case StopActor():
+                actor = self.actors.pop(message.actor, None)
+                answer = self.answer_to(visitor, message)
+                if actor is None:
+                    answer(OK, _NONE)
+                else:
+                    actor.stop(lambda: answer(OK, _NONE))
+            case Interrupt():
+                self.answer_to(visitor, message)(OK, dumps_flat(self._interrupt(message.cells)))
+            case wire.LeaveRank():
+                self._leave(visitor.peer)
+            case _:
+                pass  # a heartbeat, or from a later version
 
-    def send(self, procs: tuple[ProcRef, ...], message: Any) -> None:
-        """See ``ToolProcess.send``."""
-        data = wire.encode(message)
-        for ref in procs:
-            visitor = self._visitors.get(ref.id)
-            if visitor is not None:
-                if hasattr(message, "sender"):  # to its controller, this process is a rank of that controller's mesh
-                    message.sender = f"{visitor.uid}.{visitor.point.rank}"
-                    data = wire.encode(message)
-                if isinstance(message, wire.CallActor) and message.call:
-                    self._watch(visitor)
-                visitor.send(data)
-
-    def make_actor(self, message: wire.SpawnActor) -> ToolActor:
-        """See ``ToolProcess.make_actor``. The first actor that requests it gets the main thread."""
-        visitor = self._visitors[message.sender]
-        self._owners[message.actor] = message.sender
-        cls = loads(message.body)[0]
+    def _create(self, visitor: Visitor, message: Create, body: Body) -> None:
+        """Create an actor. The first actor that requests it gets the main thread."""
+        answer = self.answer_to(visitor, message)
+        try:
+            cls, args, kwargs = loads(body, message.buffers)
+        except Exception as error:
+            answer(ERROR, encode_fault(capture(error)))
+            return
+        self._owners[message.actor] = visitor.peer
         drive = None
         if self._main is not None and self._main_actor is None and not cls.__background__:
             self._main_actor = message.actor
             drive = self._main.drive
-        actor = ToolActor(message.actor, message.name, visitor.point, drive)
+        actor = self.actors[message.actor] = ToolActor(message.actor, message.name, visitor.point, drive)
         actor.of_driver = getattr(cls, "__of_driver__", frozenset())
-        return actor
+        actor.create(lambda: cls(*args, **kwargs), answer)
 
-    def answer_to(self, sender: str, call: int) -> Any:
-        """See ``ToolProcess.answer_to``.
-
-        To its sender, this process is a rank of the mesh that the sender has entered.
-        """
-        visitor = self._visitors[sender]
-        proc = f"{visitor.uid}.{visitor.point.rank}"
+    def answer_to(self, visitor: Visitor, message: Call | Create | StopActor | Interrupt) -> Answer:
+        """Return a function that answers a message of a controller."""
 
         def answer(status: int, body: bytes) -> None:
-            visitor.send(wire.encode(wire.CallAnswer(proc, call, status, bytes(body))))
+            if message.call:
+                visitor.tell(Reply(message.call, message.rank, status), body)
 
         return answer
 
@@ -402,7 +458,7 @@ class AttachedProcess(ToolProcess):
         present = self._latest()
         visitor = next((each for each in present if each.takes_output), present[0] if present else None)
         if visitor is not None:
-            visitor.send(wire.encode(wire.ToolOutput(visitor.uid, visitor.point.rank, stream, data)))
+            visitor.tell(OutputChunk("", stream), data)
 
     # -- controllers that die ------------------------------------------------------------------------
 
@@ -428,7 +484,8 @@ class AttachedProcess(ToolProcess):
     def _look(self) -> bool:
         """Check for silent controllers. Return whether any controller has to be checked."""
         with self._lock:
-            called = {ref.id for call in list(self.node.calls.values()) for ref in call._target.procs}
+            calls: list[Any] = list(self.node.calls.values())
+            called = {ref.id for call in calls for ref in call._target.procs}
             for visitor in list(self._visitors.values()):
                 visitor.expected = self._expects(visitor, called)
             expected = [visitor for visitor in list(self._visitors.values()) if visitor.expected]
@@ -446,18 +503,18 @@ class AttachedProcess(ToolProcess):
 
         ``called``: the controllers that calls of this rank wait for.
         """
-        return visitor.expected and visitor.id in called
+        return visitor.expected and visitor.peer in called
 
     def _on_silence(self, visitor: Visitor) -> None:
         """Handle that a controller that this rank waits for was silent for too long."""
         cause = f"the controller was silent for {visitor.silence:g} s"
-        self.node.on_death(visitor.id, Death.of(DeathKind.CONTROLLER_CLOSED, cause, visitor.id))
+        self.node.declare_dead(visitor.peer, Death.of(DeathKind.CONTROLLER_CLOSED, cause, visitor.peer))
 
     def _on_back(self, visitor: Visitor) -> None:
         """Handle that a silent controller has sent a message again."""
 
     def _leave(self, controller: str) -> None:
-        self.node.on_death(controller, Death.of(DeathKind.CONTROLLER_CLOSED, "the controller has left", controller))
+        self.node.declare_dead(controller, Death.of(DeathKind.CONTROLLER_CLOSED, "the controller has left", controller))
 
     def lose(self, controller: str) -> None:
         """Handle the end of a controller: its stopped threads continue, and its actors end."""
@@ -507,47 +564,84 @@ class AttachedProcess(ToolProcess):
         collectives.release(endpoint, lambda: endpoint.thread, lambda: endpoint in self._program.endpoints_here())
 
     def interrupt_main_thread(self) -> None:
-        """See ``interface.ProcessFunctions``."""
+        """See ``ToolRuntime``."""
         if self._main is not None:
             self._main.interrupt()
 
-    # -- what tools ask ------------------------------------------------------------------------------
+    # -- what tools ask about the process --------------------------------------------------------------
+
+    def actor_here(self) -> ToolActor:
+        """See ``ToolRuntime``."""
+        actor = tool_actor.here.get()
+        if actor is None:
+            raise RuntimeError("this code does not run for an actor of a tool")
+        return actor
+
+    def running_here(self) -> tuple[str, str, str]:
+        """See ``ToolRuntime``."""
+        actor = tool_actor.here.get()
+        return ("", "", calling_origin()) if actor is None else (actor.name, actor.running or "", calling_origin())
 
     def endpoints_here(self) -> list[Running]:
-        """See ``interface.ProcessFunctions``."""
-        return [*super().endpoints_here(), *self._program.endpoints_here()]
+        """See ``ToolRuntime``."""
+        of_tools = [
+            Running(actor.name, running, actor.thread, None, True, actor.running_for)
+            for actor in list(self.actors.values())
+            if (running := actor.running) is not None
+        ]
+        return [*of_tools, *self._program.endpoints_here()]
 
     def actors_here(self, actor: str = "") -> dict[str, Any]:
-        """See ``interface.ProcessFunctions``."""
-        found = {**super().actors_here(), **self._program.actors_here()}
+        """See ``ToolRuntime``."""
+        of_tools = {uid: each.object for uid, each in list(self.actors.items()) if each.object is not None}
+        found = {**of_tools, **self._program.actors_here()}
         return {uid: each for uid, each in found.items() if actor in ("", uid)}
 
+    def proc_here(self) -> str:
+        """See ``ToolRuntime``."""
+        return self.node.id
+
+    def keep_failure(self, error: BaseException, cell: str, running: tuple[str, str] | None = None) -> None:
+        """See ``ToolRuntime``. ``running``: an actor and an endpoint of the other runtime."""
+        keep_failure(error, cell, running or self.running_here()[:2], _later)
+
+    def not_offered(self, what: str) -> NotOffered:
+        """Return the error for a feature that only this package's own runtime has."""
+        return NotOffered(f"the engine {self.NAME} cannot {what}")
+
     def home(self) -> ProcMesh | None:
-        """See ``interface.ProcessFunctions``."""
+        """See ``ToolRuntime``."""
         return next((self.system.proc_meshes[visitor.uid] for visitor in self._latest()), None)
 
     def controller_actor(self, name: str, cls: type[Any], timeout: float, mesh: Any = None) -> ActorMesh[Any]:
-        """See ``interface.MeshFunctions``. Returns the actor of the live controller that entered last."""
+        """See ``ToolRuntime``. Returns the actor of the live controller that entered last."""
         for visitor in self._latest():
-            body = dumps_flat((cls, (), {}))
-            self.send((visitor.ref,), wire.SpawnActor("", "", name, name, 0, body))  # spawn it unless it exists
+            # Spawn it unless it exists.
+            visitor.tell(Create(name, name, 0, 0, (), (), "", self.node.ref), dumps_flat((cls, (), {})))
             system: Any = self.system
-            region = Region.from_extent(Extent((), ()))
-            return HostedActorMesh(system, name, name, "", cls, (visitor.ref,), region)
+            return HostedActorMesh(system, name, name, "", cls, (visitor.ref,), SINGLE.region)
         raise RuntimeError("no controller's tools are in this rank")
 
     def _latest(self) -> list[Visitor]:
-        return [each for each in reversed(list(self._visitors.values())) if each.id not in self.node.deaths]
+        return [each for each in reversed(list(self._visitors.values())) if each.peer not in self.node.deaths]
 
-    def __getattr__(self, name: str) -> Any:
-        """Raise for functions of meshes, output and kept meshes, which only controllers have."""
-        if name.startswith("_"):
-            raise AttributeError(name)
 
-        def refuse(*_args: Any, **_kwargs: Any) -> Any:
-            raise self.not_offered(f"do this in a rank ({name}); its controller can")
+#: The functions of meshes, output and kept meshes, which only controllers have.
+_OF_CONTROLLERS = (
+    *("this_host", "list_proc_meshes", "get_mesh", "is_joined", "stacks_from_outside", "driver_of", "joined_jobs"),
+    *("shut_down", "logs", "keep", "kept", "attach", "end_kept"),
+)
 
-        return refuse
+
+def _refusal(name: str) -> Callable[..., NoReturn]:
+    def refuse(self: AttachedProcess, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise self.not_offered(f"do this in a rank ({name}); its controller can")
+
+    return refuse
+
+
+for _name in _OF_CONTROLLERS:
+    setattr(AttachedProcess, _name, _refusal(_name))
 
 
 def _breakpoint(*args: Any, **kwargs: Any) -> Any:
@@ -556,3 +650,9 @@ def _breakpoint(*args: Any, **kwargs: Any) -> Any:
         return sys.__breakpointhook__(*args, **kwargs)
     rank_debugger().stop_here(sys._getframe(1))
     return None
+
+
+def _later(delay: float, callback: Callable[[], None]) -> None:
+    timer = threading.Timer(delay, callback)
+    timer.daemon = True
+    timer.start()

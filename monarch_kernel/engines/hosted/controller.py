@@ -1,27 +1,35 @@
-"""The tools of a controller on another runtime: the meshes that it has entered, their output, and their deaths."""
+"""The meshes of another runtime that this controller's tools have entered: their messages, output and deaths.
+
+Each rank is a proc of this process's own node, with a link that the other runtime carries.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn, Protocol
+from functools import partial
+from typing import Any, Protocol
 
-from monarch_kernel.actor import ActorMesh, Extent, Future, HostMesh, Point, ProcMesh, ValueMesh
+import msgspec
+
+from monarch_kernel.actor import ActorMesh, Extent, Future, ProcMesh, ValueMesh
 from monarch_kernel.engines.hosted import wire
-from monarch_kernel.engines.hosted.meshes import HOST, HostedActorMesh, HostedHostMesh, HostedProcMesh, done
-from monarch_kernel.engines.hosted.tool_actor import ToolActor
-from monarch_kernel.engines.hosted.tool_process import ToolProcess
-from monarch_kernel.introspection import StackRead, Whole
-from monarch_kernel.introspection import whole_of as whole_of_handle
-from monarch_kernel.meshes import KeptError, KeptHost, KeptInfo
-from monarch_kernel.output import RankOutput
-from monarch_kernel.protocol.output_records import OutputDecoder, decode_answer, plain_text
+from monarch_kernel.engines.hosted.meshes import HOST, HostedActorMesh, HostedProcMesh, done, set_system
+from monarch_kernel.engines.interface import NotOffered
+from monarch_kernel.introspection import StackRead
+from monarch_kernel.protocol.messages import Call, Create, OutputChunk, Reply
+from monarch_kernel.protocol.output_records import plain_text
 from monarch_kernel.protocol.refs import Death, DeathKind, ProcRef
-from monarch_kernel.runtime.mesh.shape import Region
-from monarch_kernel.subscriptions import Subscribers, Subscription
+from monarch_kernel.protocol.serialize import Body, loads
+from monarch_kernel.runtime.actor.system import ActorSystem, get_actor_system
+from monarch_kernel.runtime.actor.wire_types import LocalLink
+from monarch_kernel.runtime.mesh.shape import SINGLE, Region
+
+log = logging.getLogger(__name__)
 
 #: The time without a message after which a rank releases what this controller has stopped (seconds).
 SILENCE = 2.0
@@ -52,24 +60,60 @@ class HostedMesh:
 
     Args:
         procs: the handle of the mesh.
-        carrier: the connection to its ranks.
         owned: whether its processes belong to this controller rather than to another job.
     """
 
-    def __init__(self, procs: HostedProcMesh, carrier: Carrier, owned: bool) -> None:
+    carrier: Carrier
+
+    def __init__(self, procs: HostedProcMesh, owned: bool) -> None:
         self.procs = procs
-        self.carrier = carrier
+        self.uid = procs._mesh_uid
         self.owned = owned
         self.entered = threading.Event()
         self.pidfds: dict[int, int] = {}
-        self.decoders: dict[tuple[int, int], OutputDecoder] = {}
         self.kept: dict[int, list[tuple[int, bytes]]] = {}
-        self.waiting: set[tuple[str, int]] = set()  # calls from its ranks that this controller has not answered
-        self.spawned: dict[str, wire.SpawnActor] = {}  # its actors, for ranks that enter later
+        self.waiting: set[tuple[int, int]] = set()  # (rank, number) of calls that this controller has not answered
+        self.spawned: dict[str, tuple[Create, bytes]] = {}  # its actors, for ranks that enter later
 
 
-class ToolController(ToolProcess):
-    """The tools of a controller, and its engine (``interface.ToolRuntime``).
+class HostedLink:
+    """The link to the attached process of one rank (``runtime.node.interfaces.PeerLink``)."""
+
+    pid = 0
+    local = False
+    attached = True
+    ended = ""
+    queued = 0
+
+    def __init__(self, mesh: HostedMesh, rank: int) -> None:
+        self.peer = f"{mesh.uid}.{rank}"
+        self.closed = False
+        self._mesh = mesh
+        self._rank = rank
+
+    def send(self, header: bytes, body: Body = b"") -> None:
+        """See ``PeerLink``. Messages of the runtime itself have no receiver there."""
+        try:
+            message = wire.decode(header)
+        except msgspec.ValidationError:
+            return
+        if isinstance(message, Reply):
+            self._mesh.waiting.discard((self._rank, message.call))
+        if not self.closed:
+            self._mesh.carrier.send([self._rank], wire.pack(header, body))
+
+    def drain(self) -> None:
+        """Do nothing: no messages are queued here."""
+
+    def close(self) -> None:
+        """See ``PeerLink``. The connection belongs to the carrier."""
+        self.closed = True
+
+    abandon = close
+
+
+class ToolController:
+    """The meshes of another runtime that this controller's tools have entered.
 
     Args:
         name: the name of the other runtime for users.
@@ -79,22 +123,28 @@ class ToolController(ToolProcess):
     MESHES = "runs on {}, which cannot"
 
     def __init__(self, name: str) -> None:
-        proc = f"controller-{os.urandom(6).hex()}"
-        super().__init__(name, ProcRef(proc, "", HOST, proc, ""))
-        system: Any = self.system
-        system.controller = self
         self.engine_name = name
         self._meshes: dict[str, HostedMesh] = {}
-        self._changes: Subscribers[[]] = Subscribers("a callback of on_change")
-        self._output: Subscribers[[RankOutput]] = Subscribers("an output subscriber")
+        self._open_actors: set[str] = set()  # the actors of this process that ranks may call
         self._beating: threading.Thread | None = None
         self._beat = threading.Event()
         self._closed = False
 
+    @property
+    def system(self) -> ActorSystem:
+        """The actor system of this process; the first use starts it."""
+        return get_actor_system()
+
     # -- meshes --------------------------------------------------------------------------------------
 
     def enter(
-        self, name: str, extent: Extent, make: Callable[[bytes], Carrier], *, owned: bool, timeout: float = ENTER
+        self,
+        name: str,
+        extent: Extent,
+        make: Callable[[wire.EnterRank], Carrier],
+        *,
+        owned: bool,
+        timeout: float = ENTER,
     ) -> HostedProcMesh:
         """Let the tools enter the ranks of a mesh of the other runtime.
 
@@ -107,19 +157,24 @@ class ToolController(ToolProcess):
         Raises:
             TimeoutError: not all ranks have answered in time; the message names them.
         """
+        system, node = self.system, self.system.node
         uid = f"{name}-{os.urandom(4).hex()}"
-        host_region = region = Region.from_extent(extent)
-        refs = tuple(ProcRef(f"{uid}.{rank}", "", "", uid, "") for rank in range(extent.nelements))
-        system: Any = self.system
-        procs = HostedProcMesh(system, uid, name, refs, region, host_region, "", done(self.system, True))
-        first = wire.EnterRank(self.node.id, uid, name, extent.names, extent.shape, SILENCE, owned)
-        mesh = HostedMesh(procs, _NoCarrier(), owned)
-        self._meshes[uid] = mesh
-        self.system.proc_meshes[uid] = procs
+        region = Region.from_extent(extent)
+        refs = tuple(self._ref(uid, rank, "") for rank in range(extent.nelements))
+        procs = HostedProcMesh(system, uid, name, refs, region, region, "", done(system, True))
+        procs._shared.update(tools=self, tool=True)  # it is in this runtime's own list of meshes
+        first = wire.EnterRank(node.id, uid, name, extent.names, extent.shape, SILENCE, owned)
+        mesh = self._meshes[uid] = HostedMesh(procs, owned)
+        set_system(system)
+        system.proc_meshes[uid] = procs
+        node.carried.update(ref.id for ref in refs)
+        for rank, ref in enumerate(refs):
+            node.refs[ref.id] = ref
+            node.links[ref.id] = HostedLink(mesh, rank)
         try:
-            mesh.carrier = make(wire.encode(first))
+            mesh.carrier = make(first)
             if not mesh.entered.wait(timeout):
-                missing = [rank for rank, ref in enumerate(refs) if ref.id not in self.node.pids]
+                missing = [rank for rank, ref in enumerate(refs) if ref.id not in node.pids]
                 raise TimeoutError(
                     f"mesh {name}: ranks {missing} did not let the tools in within {timeout:g} s; are they busy in "
                     "native code, or do they lack monarch_kernel?"
@@ -127,22 +182,27 @@ class ToolController(ToolProcess):
         except BaseException:
             self._forget(mesh)
             raise
-        self._changes.notify()
-        return mesh.procs
+        system.changed()
+        return procs
+
+    def _ref(self, uid: str, rank: int, host: str) -> ProcRef:
+        """Return the reference of a rank, which is reached over its own link like a proc of this site."""
+        return ProcRef(f"{uid}.{rank}", "", host, f"{uid}@{host}" if host else uid, "", self.system.node.ref.site)
 
     def _forget(self, mesh: HostedMesh) -> None:
-        uid = mesh.procs._mesh_uid
+        node = self.system.node
         mesh.procs._stopped = True
-        self._meshes.pop(uid, None)
-        self.system.proc_meshes.pop(uid, None)
+        self._meshes.pop(mesh.uid, None)
+        self.system.proc_meshes.pop(mesh.uid, None)
         for pidfd in mesh.pidfds.values():
-            self.node.poller.unregister(pidfd)
+            node.poller.unregister(pidfd)
             os.close(pidfd)
         mesh.pidfds.clear()
         stopped = Death.of(DeathKind.STOPPED, "the mesh was stopped")
         for ref in mesh.procs._procs:
-            self.node.on_death(ref.id, stopped)
-        self._changes.notify()
+            node.declare_dead(ref.id, stopped)
+            node.carried.discard(ref.id)
+        self.system.changed()
 
     def start_procs(
         self, name: str, per_host: dict[str, int], env: dict[str, str | None], preload: tuple[str, ...]
@@ -159,7 +219,8 @@ class ToolController(ToolProcess):
 
     def _end(self, mesh: HostedMesh, reason: str, patience: float) -> None:
         """Leave a mesh. A mesh of this controller is ended, and processes that do not end in time are killed."""
-        living = [self.node.pids.get(mesh.procs._procs[rank].id, 0) for rank in self._living(mesh)]
+        pids = self.system.node.pids
+        living = [pids.get(mesh.procs._procs[rank].id, 0) for rank in self._living(mesh)]
         whole = len(living) == len(mesh.procs._procs)
         near = [pid for pid, ref in zip(living, mesh.procs._procs, strict=False) if pid and ref.host == HOST]
         self._leave(mesh)
@@ -173,109 +234,111 @@ class ToolController(ToolProcess):
     def _leave(self, mesh: HostedMesh) -> None:
         living = self._living(mesh)
         if living:
-            mesh.carrier.send(living, wire.encode(wire.LeaveRank(self.node.id)))
+            mesh.carrier.send(living, wire.pack(wire.LeaveRank()))
 
     def kill_procs(self, procs: HostedProcMesh, reason: str) -> Future[Any]:
         """Kill procs of this host."""
-        pids = [(ref, self.node.pids.get(ref.id, 0)) for ref in procs._target().procs]
+        node = self.system.node
+        pids = [(ref, node.pids.get(ref.id, 0)) for ref in procs._target().procs]
         far = [ref.host for ref, pid in pids if ref.host != HOST and pid]
         if far:
-            raise self.not_offered(f"kill processes on other hosts ({far[0]})")
+            raise NotOffered(f"the engine {self.engine_name} cannot kill processes on other hosts ({far[0]})")
         for ref, pid in pids:
-            if pid and ref.id not in self.node.deaths:
+            if pid and ref.id not in node.deaths:
                 os.kill(pid, signal.SIGKILL)
                 self.on_death(ref.id, reason or "it was killed")
         return done(self.system, None, f"{procs.name}.kill")
 
     def _living(self, mesh: HostedMesh) -> list[int]:
-        return [rank for rank, ref in enumerate(mesh.procs._procs) if ref.id not in self.node.deaths]
+        deaths = self.system.node.deaths
+        return [rank for rank, ref in enumerate(mesh.procs._procs) if ref.id not in deaths]
 
     def on_death(self, proc: str, cause: str) -> None:
         """Record that a rank is dead."""
-        ref = self.ref_of(proc)
-        death = Death.of(DeathKind.EXITED, cause, proc, ref.host, self.node.pids.get(proc, 0))
-        if self.node.on_death(proc, death):
-            self._changes.notify()
+        node = self.system.node
+        host = node.refs[proc].host
+        node.declare_dead(proc, Death.of(DeathKind.EXITED, cause, proc, host, node.pids.get(proc, 0)))
+
+    def spawned(self, procs: HostedProcMesh, create: Create, body: bytes) -> None:
+        """Remember an actor, for ranks that enter later."""
+        self._meshes[procs._mesh_uid].spawned[create.actor] = msgspec.structs.replace(create, call=0), body
+
+    def stopped(self, procs: HostedProcMesh, actor: str) -> None:
+        """Forget an actor that was stopped."""
+        if procs._mesh_uid in self._meshes:
+            self._meshes[procs._mesh_uid].spawned.pop(actor, None)
 
     # -- messages ------------------------------------------------------------------------------------
 
-    def send(self, procs: tuple[ProcRef, ...], message: Any) -> None:
-        """See ``ToolProcess.send``."""
-        data = wire.encode(message)
-        ranks: dict[str, list[int]] = {}
-        for ref in procs:
-            if ref.id == self.node.id:
-                self.handle(message)
-            else:
-                uid, _, rank = ref.id.rpartition(".")
-                ranks.setdefault(uid, []).append(int(rank))
-        for uid, chosen in ranks.items():
-            mesh = self._meshes.get(uid)
-            if mesh is not None:
-                mesh.carrier.send(sorted(chosen), data)
-                match message:
-                    case wire.CallAnswer():
-                        mesh.waiting.discard((f"{uid}.{chosen[0]}", message.call))
-                    case wire.SpawnActor():
-                        mesh.spawned[message.actor] = message
-                    case wire.StopToolActor():
-                        mesh.spawned.pop(message.actor, None)
-                    case _:
-                        pass
+    def soon(self, handler: Callable[[], None]) -> None:
+        """Call back on the polling thread, in the order of these calls. Thread-safe."""
+        self.system.node.poller.call_later(0.0, handler)
 
-    def handle(self, message: Any) -> None:
-        """See ``ToolProcess.handle``."""
-        match message:
-            case wire.ToolOutput():
-                self._on_output(message)
-            case wire.RankEntered():
-                self._on_entered(message)
-            case wire.CallActor() if message.call and message.sender != self.node.id:
-                mesh = self._meshes.get(message.sender.rpartition(".")[0])
-                if mesh is not None:
-                    mesh.waiting.add((message.sender, message.call))
-                    self._start_beating()
-                super().handle(message)
-            case _:
-                super().handle(message)
+    def receive(self, uid: str, rank: int, data: bytes) -> None:
+        """Handle bytes from a rank of a mesh. Thread-safe; those of a rank arrive in order."""
+        self.soon(partial(self._receive, uid, rank, data))
 
-    def make_actor(self, message: wire.SpawnActor) -> ToolActor:
-        """See ``ToolProcess.make_actor``."""
-        return ToolActor(message.actor, message.name, Point(0, Extent((), ())))
-
-    def ref_of(self, proc: str) -> ProcRef:
-        """See ``ToolProcess.ref_of``."""
-        uid, _, rank = proc.rpartition(".")
+    def _receive(self, uid: str, rank: int, data: bytes) -> None:
         mesh = self._meshes.get(uid)
-        return mesh.procs._procs[int(rank)] if mesh is not None else super().ref_of(proc)
+        if mesh is not None:
+            try:
+                self.handle(mesh, rank, *wire.unpack(data))
+            except Exception:
+                log.exception("a message of rank %d of %s could not be handled", rank, mesh.procs.name)
 
-    def _on_entered(self, message: wire.RankEntered) -> None:
-        mesh = self._meshes.get(message.uid)
-        if mesh is None:
+    def handle(self, mesh: HostedMesh, rank: int, message: wire.ToolMessage, body: Body) -> None:
+        """Handle a message of a rank, on the polling thread."""
+        match message:
+            case OutputChunk():
+                self._on_output(mesh, rank, message.stream, bytes(body))
+            case wire.RankEntered():
+                self.on_entered(mesh, rank, message.host, message.pid)
+            case Create():  # of an actor here that a rank needs before this controller
+                self._open_actor(message.actor, loads(body, message.buffers)[0])
+            case Reply() | Call():
+                self._dispatch(mesh, rank, message, body)
+            case _:
+                pass  # from a later version
+
+    def _dispatch(self, mesh: HostedMesh, rank: int, message: Reply | Call, body: Body) -> None:
+        """Pass a message to the node of this process."""
+        node = self.system.node
+        link: Any = node.links.get(f"{mesh.uid}.{rank}")
+        if link is None:  # a late message of a dead rank
             return
-        proc = f"{message.uid}.{message.rank}"
-        self.node.pids[proc] = message.pid
+        if isinstance(message, Call) and not message.call:  # an error then ends no actor here
+            self.system._on_call(LocalLink(), msgspec.structs.replace(message, call=1), body)
+            return
+        if isinstance(message, Call):
+            mesh.waiting.add((rank, message.call))
+            self._start_beating()
+        node._dispatch(link, message, body)
+
+    def on_entered(self, mesh: HostedMesh, rank: int, host: str, pid: int) -> None:
+        """Handle that a rank has let the tools in."""
+        node = self.system.node
         refs = list(mesh.procs._procs)
-        agent = f"{message.uid}@{message.host}"
-        refs[message.rank] = ProcRef(proc, "", message.host, agent, "")
+        ref = refs[rank] = self._ref(mesh.uid, rank, host)
+        node.refs[ref.id] = ref
         mesh.procs._procs = tuple(refs)
         mesh.procs._cached = None
-        if message.host == HOST:
-            self._watch(mesh, message.rank, message.pid)
+        node.pids[ref.id] = pid
+        if host == HOST:
+            self._watch(mesh, rank, pid)
         self._check_entered(mesh)
 
     def enters_never(self, mesh: HostedMesh, rank: int) -> None:
         """Handle that a rank has refused the tools, or ended before they entered: `enter` no longer waits for it."""
-        self.node.pids.setdefault(f"{mesh.procs._mesh_uid}.{rank}", 0)
+        self.system.node.pids.setdefault(f"{mesh.uid}.{rank}", 0)
         self._check_entered(mesh)
 
     def _check_entered(self, mesh: HostedMesh) -> None:
-        if all(ref.id in self.node.pids for ref in mesh.procs._procs):
+        if all(ref.id in self.system.node.pids for ref in mesh.procs._procs):
             mesh.entered.set()
 
     def _watch(self, mesh: HostedMesh, rank: int, pid: int) -> None:
         """Detect at once when a process of this host ends. The other runtime takes seconds for that."""
-        proc = f"{mesh.procs._mesh_uid}.{rank}"
+        proc, poller = f"{mesh.uid}.{rank}", self.system.node.poller
         try:
             pidfd = mesh.pidfds[rank] = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -283,13 +346,12 @@ class ToolController(ToolProcess):
             return
 
         def ended(_events: int) -> None:
-            self.node.poller.unregister(pidfd)
+            poller.unregister(pidfd)
             if mesh.pidfds.pop(rank, None) is not None:
                 os.close(pidfd)
             self.on_death(proc, f"process {pid} has ended")
 
-        self.node.poller.register(pidfd, ended)
-        self.node.poller.start_background()
+        poller.register(pidfd, ended)
 
     # -- heartbeats ----------------------------------------------------------------------------------
 
@@ -304,7 +366,7 @@ class ToolController(ToolProcess):
         return bool(mesh.waiting)
 
     def _send_beats(self) -> None:
-        data = wire.encode(wire.ControllerBeat(self.node.id))
+        data = wire.pack(wire.ControllerBeat())
         while not self._closed:
             self._beat.wait()
             self._beat.clear()
@@ -318,46 +380,16 @@ class ToolController(ToolProcess):
 
     # -- output --------------------------------------------------------------------------------------
 
-    def _on_output(self, message: wire.ToolOutput) -> None:
-        mesh = self._meshes.get(message.uid)
-        if mesh is None:
-            return
-        rank = message.rank
-        key = rank, message.stream
-        decoder = mesh.decoders.get(key)
-        if decoder is None:
-            decoder = mesh.decoders[key] = OutputDecoder("stdout" if message.stream == 1 else "stderr")
+    def _on_output(self, mesh: HostedMesh, rank: int, stream: int, data: bytes) -> None:
         kept = mesh.kept.setdefault(rank, [])
-        kept.append((message.stream, message.data))
-        while sum(len(data) for _, data in kept) > KEPT_OUTPUT:
+        kept.append((stream, data))
+        while sum(len(each) for _, each in kept) > KEPT_OUTPUT:
             kept.pop(0)
-        ref = mesh.procs._procs[rank]
-        coords = dict(mesh.procs.extent.point(rank))
-        pid = self.node.pids.get(ref.id, 0)
-        for event in decoder.feed(message.data):
-            if event.kind == "flush" and decode_answer(event.data)[0]:
-                continue
-            self._output.notify(
-                RankOutput(
-                    mesh.procs.name,
-                    ref.id,
-                    rank,
-                    coords,
-                    ref.host,
-                    pid,
-                    event.stream,
-                    event.cell,
-                    event.kind,
-                    event.data,
-                )
-            )
+        for sink in self.system.output_sinks:
+            sink(f"{mesh.uid}.{rank}", stream, data)
 
-    def subscribe(self, callback: Callable[[RankOutput], None]) -> Subscription:
-        """See ``interface.OutputFunctions``."""
-        return self._output.subscribe(callback)
-
-    def logs(self, mesh: ProcMesh, ranks: Any = None, tail: int | None = None) -> ValueMesh[str]:
-        """See ``interface.OutputFunctions``."""
+    def logs(self, mesh: ProcMesh, *, ranks: Sequence[int] | None = None, tail: int | None = None) -> ValueMesh[str]:
+        """See ``ToolRuntime``."""
         found = self._meshes.get(mesh._mesh_uid)
         chosen = list(range(len(mesh))) if ranks is None else list(ranks)
         whole = list(mesh._region.ranks())
@@ -369,110 +401,35 @@ class ToolController(ToolProcess):
 
     # -- what tools ask about meshes -------------------------------------------------------------------
 
-    def this_host(self) -> HostMesh:
-        """See ``interface.MeshFunctions``."""
-        return HostedHostMesh(self)
-
     def list_proc_meshes(self) -> list[ProcMesh]:
-        """See ``interface.MeshFunctions``."""
+        """See ``ToolRuntime``."""
         return [mesh.procs for mesh in list(self._meshes.values()) if mesh.entered.is_set()]
-
-    def get_mesh(self, name: str) -> ProcMesh:
-        """See ``interface.MeshFunctions``."""
-        meshes = self.list_proc_meshes()
-        for mesh in reversed(meshes):
-            if mesh.name == name:
-                return mesh
-        known = ", ".join(mesh.name for mesh in meshes) or "none"
-        raise LookupError(f"there is no proc mesh {name!r}; there are {known}")
-
-    def on_change(self, callback: Callable[[], None]) -> Subscription:
-        """See ``interface.MeshFunctions``."""
-        return self._changes.subscribe(callback)
-
-    def whole_of(self, mesh: Any) -> Whole:
-        """See ``interface.MeshFunctions``."""
-        return whole_of_handle(mesh)
-
-    def hosts_of(self, procs: Any) -> list[str]:
-        """See ``interface.MeshFunctions``."""
-        return [ref.host for ref in procs._target().procs]
-
-    def deaths_of(self, procs: Any) -> dict[int, Death]:
-        """See ``interface.MeshFunctions``."""
-        known = self.node.deaths
-        return {rank: known[ref.id] for rank, ref in enumerate(procs._target().procs) if ref.id in known}
 
     def stacks_from_outside(
         self, mesh: Any, ranks: Iterable[int], *, native: bool = False, timeout: float = 2.0
     ) -> dict[int, StackRead]:
-        """See ``interface.MeshFunctions``: the other runtime's hosts do not read stacks."""
-        why = f"the engine {self.NAME} reads no stacks from outside"
-        refs = mesh._target().procs
+        """See ``ToolRuntime``: the other runtime's hosts do not read stacks."""
+        why = f"the engine {self.engine_name} reads no stacks from outside"
+        refs, pids = mesh._target().procs, self.system.node.pids
         return {
-            rank: StackRead(refs[rank].id, self.node.pids.get(refs[rank].id, 0), refs[rank].host, "", "", why)
-            for rank in ranks
+            rank: StackRead(refs[rank].id, pids.get(refs[rank].id, 0), refs[rank].host, "", "", why) for rank in ranks
         }
 
     def controller_actor(self, name: str, cls: type[Any], timeout: float, mesh: Any = None) -> ActorMesh[Any]:
-        """See ``interface.MeshFunctions``."""
-        system: Any = self.system
-        if name not in self.actors:
-            from monarch_kernel.protocol.serialize import dumps_flat
+        """See ``ToolRuntime``."""
+        self._open_actor(name, cls)
+        system = self.system
+        return HostedActorMesh(system, name, name, "", cls, (system.node.ref,), SINGLE.region)
 
-            self.handle(wire.SpawnActor(self.node.id, "", name, name, 0, dumps_flat((cls, (), {}))))
-        return HostedActorMesh(system, name, name, "", cls, (self.node.ref,), Region.from_extent(Extent((), ())))
-
-    def is_joined(self, mesh: Any) -> bool:
-        """See ``interface.MeshFunctions``."""
-        return False
-
-    def driver_of(self, mesh: Any, ask: bool = True) -> str:
-        """See ``interface.MeshFunctions``: its controller has control of a mesh."""
-        return ""
-
-    def joined_jobs(self) -> NoReturn:
-        """Raise `NotOffered`: only kernels on this package's own engine can join jobs."""
-        raise self.not_offered("join jobs that others have started; a kernel without MONARCH_KERNEL_ENGINE can")
-
-    def home(self) -> ProcMesh | None:
-        """See ``interface.ProcessFunctions``. Returns None: a controller is in no mesh."""
-        return None
-
-    # -- kept meshes -----------------------------------------------------------------------------------
-
-    def keep(self, name: str, idle: float = 0.0) -> KeptHost:
-        """See ``interface.KeptFunctions``."""
-        raise KeptError(f"the engine {self.NAME} keeps no meshes: they end with their controller")
-
-    def kept(self) -> list[KeptInfo]:
-        """See ``interface.KeptFunctions``."""
-        return []
-
-    def held(self) -> list[KeptHost]:
-        """See ``interface.KeptFunctions``."""
-        return []
-
-    def kept_host_of(self, mesh: ProcMesh) -> KeptHost | None:
-        """See ``interface.KeptFunctions``."""
-        return None
-
-    def taken_over(self) -> dict[str, str]:
-        """See ``interface.KeptFunctions``."""
-        return {}
-
-    def attach(self, name: str, force: bool = False) -> KeptHost:
-        """See ``interface.KeptFunctions``. Engines that can reach other processes' meshes override this."""
-        raise KeptError(f"the engine {self.NAME} cannot reach meshes of other processes")
-
-    def end_kept(self, name: str, force: bool = False) -> KeptInfo:
-        """See ``interface.KeptFunctions``."""
-        raise KeptError(f"the engine {self.NAME} keeps no meshes: there is no {name!r}")
+    def _open_actor(self, name: str, cls: type[Any]) -> None:
+        """Start an actor here that ranks may call, unless it exists."""
+        self._open_actors.add(name)
+        self.system.start_local_actor(name, name, cls)
 
     # -- the end ---------------------------------------------------------------------------------------
 
-    def shut_down(self, timeout: float) -> None:
-        """See ``interface.MeshFunctions``."""
+    def end_all(self, timeout: float) -> None:
+        """End all meshes; leave those of other jobs."""
         for mesh in list(self._meshes.values()):
             self._end(mesh, "the controller ends", timeout / 2)
         self.close()
@@ -483,16 +440,4 @@ class ToolController(ToolProcess):
         for mesh in list(self._meshes.values()):
             self._leave(mesh)
             self._forget(mesh)
-        for actor in list(self.actors.values()):
-            actor.stop(lambda: None)
         self._beat.set()
-
-
-class _NoCarrier:
-    """Placeholder until the mesh has a carrier."""
-
-    def send(self, ranks: Sequence[int], data: bytes) -> None:
-        """Drop the data."""
-
-    def stop(self, reason: str, patience: float) -> None:
-        """Do nothing."""

@@ -1,27 +1,27 @@
-"""Mesh handles for meshes whose messages another runtime carries. Only sending differs from this package's handles."""
+"""Mesh handles for meshes whose messages another runtime carries. Calls are those of this package's handles."""
 
 from __future__ import annotations
 
 import os
-import random
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import psutil
 
-from monarch_kernel.actor import ActorMesh, Endpoint, Extent, Future, HostMesh, ProcMesh, ValueMesh
-from monarch_kernel.engines.hosted import wire
-from monarch_kernel.engines.hosted.message_node import MessageNode, MessageSystem, message_system
+from monarch_kernel.actor import ActorMesh, Extent, Future, HostMesh, ProcMesh, ValueMesh
 from monarch_kernel.engines.interface import NotOffered
 from monarch_kernel.output import calling_origin
-from monarch_kernel.protocol.messages import DEAD, OK, ProcStatus
+from monarch_kernel.protocol.messages import OK, Create, ProcStatus, StopActor
 from monarch_kernel.protocol.refs import ProcRef
 from monarch_kernel.protocol.serialize import dumps_flat, explain, loads
-from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall, StreamCall
+from monarch_kernel.runtime.actor.calls.pending import ManyCall
+from monarch_kernel.runtime.actor.calls.requests import send_to_all
+from monarch_kernel.runtime.actor.calls.target import ReportedDeaths
 from monarch_kernel.runtime.actor.meshes.actor_mesh import settled
 from monarch_kernel.runtime.mesh.shape import Region
+from monarch_kernel.runtime.node.node import Node
 
 if TYPE_CHECKING:
     from monarch_kernel.engines.hosted.controller import ToolController
@@ -31,108 +31,74 @@ T = TypeVar("T")
 HOST = socket.gethostname()
 
 
-def done(system: MessageSystem, value: Any, what: str = "") -> Future[Any]:
+def done(system: Any, value: Any, what: str = "") -> Future[Any]:
     """Return a future that already has this value."""
     future: Future[Any] = Future(system.node.poller, what)
     future._resolve(value)
     return future
 
 
-class HostedEndpoint(Endpoint[Any]):
-    """An endpoint of a tool's actors, with the methods of `Endpoint`. The other runtime carries its messages."""
+class _Nothing:
+    """The calls that wait for a heal, and the casts to other hosts: an attached process has none."""
 
-    __slots__ = ()
+    active = False
 
-    _node: MessageNode  # pyright: ignore[reportIncompatibleVariableOverride]  # of the other runtime's system
+    def plan(self, _procs: tuple[ProcRef, ...]) -> None:
+        """Return None: each proc gets messages directly."""
 
-    def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
-        """See `Endpoint`."""
-        body = self._packed(args, kwargs)
-        call = ManyCall(cast("Any", self._node), self._label, self._mesh._target())
-        self._to_all(body, call)
-        return call
 
-    def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """See `Endpoint`."""
-        count = len(self._mesh._target().procs)
-        if count != 1:
-            raise ValueError(f"call_one requires exactly 1 actor, but mesh has {count}: slice it to one, or use call")
-        return self._to_one(0, args, kwargs)
+class AttachedSystem:
+    """The parts of an actor system that handles of actors need in an attached process.
 
-    def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """See `Endpoint`."""
-        return self._to_one(random.randrange(len(self._mesh._target().procs)), args, kwargs)
+    Args:
+        node: the node of the tools in this process.
+    """
 
-    def stream(self, *args: Any, **kwargs: Any) -> StreamCall:
-        """See `Endpoint`."""
-        body = self._packed(args, kwargs)
-        call = StreamCall(cast("Any", self._node), self._label, self._mesh._target())
-        self._to_all(body, call)
-        return call
+    held_calls = caster = _Nothing()
 
-    def broadcast(self, *args: Any, **kwargs: Any) -> None:
-        """See `Endpoint`. An exception in the endpoint is dropped."""
-        self._to_all(self._packed(args, kwargs), None)
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.reported = ReportedDeaths()
+        self.proc_meshes: dict[str, Any] = {}
 
-    # -- sending -----------------------------------------------------------------------------------
 
-    def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        if self._spec is not None:
-            self._spec.check(args, kwargs)
-        try:
-            return dumps_flat((args, kwargs))
-        except Exception as error:
-            explain(error, f"an argument of {self._label}")
-            raise
+_system: Any = None
 
-    def _message(self, number: int, body: bytes) -> wire.CallActor:
-        if self._name in getattr(cast("Any", self._mesh)._cls_or_pickle, "__values__", ()):
-            self._node.value_calls &= self._node.calls.keys()
-            self._node.value_calls.add(number)
-        return wire.CallActor(self._node.id, self._mesh._actor, self._name, number, calling_origin(), body)
 
-    def _to_all(self, body: bytes, call: ManyCall | StreamCall | None) -> None:
-        target, deaths = self._mesh._target(), self._node.deaths
-        living = tuple(ref for ref in target.procs if ref.id not in deaths)
-        if living:
-            cast("MessageSystem", self._mesh._system).send(living, self._message(call._number if call else 0, body))
-        if call is not None and len(living) < len(target.procs):
-            with self._node.lock:
-                for rank, ref in enumerate(target.procs):
-                    if ref.id in deaths:
-                        call.on_gone(rank, deaths[ref.id])
+def set_system(system: Any) -> None:
+    """Set the system for handles that are unpickled in this process: its own one in a controller."""
+    global _system
+    _system = system
 
-    def _to_one(self, rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
-        body, target = self._packed(args, kwargs), self._mesh._target()
-        call = OneCall(cast("Any", self._node), self._label, target, rank)
-        ref = target.procs[rank]
-        death = self._node.deaths.get(ref.id)
-        if death is not None:
-            call.on_reply(rank, DEAD, death, ())
-        else:
-            cast("MessageSystem", self._mesh._system).send((ref,), self._message(call._number, body))
-        return call
+
+def _get_system() -> Any:
+    """Return the system for handles that are unpickled in this process.
+
+    Raises:
+        RuntimeError: no tools of another engine run in this process.
+    """
+    if _system is None:
+        raise RuntimeError("this handle belongs to a mesh of another engine, whose tools do not run in this process")
+    return _system
 
 
 class HostedActorMesh(ActorMesh[T]):
     """A mesh of a tool's actors."""
 
-    def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name)
-        if type(found) is Endpoint:
-            found = self.__dict__[name] = HostedEndpoint(self, name, cast("Any", found)._spec)
-        return found
+    #: In its controller: the mesh that it is on.
+    _of: HostedProcMesh | None = None
 
     def _stop(self, reason: str) -> Future[Any]:
-        system = cast("MessageSystem", self._system)
-        target = self._target()
-        call = ManyCall(self._system.node, f"{self._name}.stop", target)
-        living = tuple(ref for ref in target.procs if ref.id not in system.node.deaths)
-        system.send(living, wire.StopToolActor(system.node.id, self._actor, call._number))
-        for rank, ref in enumerate(target.procs):
-            if ref.id in system.node.deaths:
-                call.on_gone(rank, system.node.deaths[ref.id])
+        call = ManyCall(self._system.node, f"{self._name}.stop", self._target())
+        send_to_all(self._system, self._target(), StopActor(self._actor, call._number, 0, reason), sink=call)
+        if self._of is not None:
+            self._of._tools.stopped(self._of, self._actor)
         return settled(call)
+
+    def _new_with_region(self, region: Region) -> ActorMesh[T]:
+        mesh: Any = super()._new_with_region(region)
+        mesh._of = self._of
+        return mesh
 
     def __reduce__(self) -> Any:
         cls = self._cls_or_pickle
@@ -150,8 +116,7 @@ def _rebuild_actors(
     region: Region,
     spawned: Extent,
 ) -> HostedActorMesh[Any]:
-    system = cast("Any", message_system())
-    return HostedActorMesh(system, actor, name, mesh_name, loads(cls), procs, region, None, spawned)
+    return HostedActorMesh(_get_system(), actor, name, mesh_name, loads(cls), procs, region, None, spawned)
 
 
 class HostedProcMesh(ProcMesh):
@@ -166,7 +131,7 @@ class HostedProcMesh(ProcMesh):
 
     @property
     def _tools(self) -> ToolController:
-        controller = getattr(self._system, "controller", None)
+        controller = self._shared.get("tools")
         if controller is None:
             raise NotOffered(f"mesh {self.name}: only its controller can start and end its processes")
         return controller
@@ -179,13 +144,13 @@ class HostedProcMesh(ProcMesh):
 
         Dead procs do not block calls to live ones: calls to actors on dead procs fail, as on procs that die later.
         """
-        system = cast("MessageSystem", self._system)
         if self._stopped:
             raise RuntimeError(f"proc mesh {self.name} was stopped: spawn on a new one")
-        target = self._target()
+        node, target = self._system.node, self._target()
+        extent = target.extent
         actor = f"{name}-{os.urandom(4).hex()}"
         mesh: HostedActorMesh[T] = HostedActorMesh(
-            self._system, actor, name, self.name, cls, target.procs, Region.from_extent(target.extent)
+            self._system, actor, name, self.name, cls, target.procs, Region.from_extent(extent)
         )
         if mesh._spec.is_async or not mesh._spec.tool:
             self._not_offered(f"run {cls.__name__}: the tools' way into its ranks takes sync actors of tools only")
@@ -194,12 +159,14 @@ class HostedProcMesh(ProcMesh):
         except Exception as error:
             explain(error, f"{cls.__name__} or an argument of its constructor")
             raise
-        call = ManyCall(self._system.node, f"{name}.__init__", target, True)
-        living = tuple(ref for ref in target.procs if ref.id not in system.node.deaths)
-        system.send(living, wire.SpawnActor(system.node.id, self._mesh_uid, actor, name, call._number, body))
+        call = ManyCall(node, f"{name}.__init__", target, True)
         for rank, ref in enumerate(target.procs):
-            if ref not in living:
+            if ref.id in node.deaths:
                 call.on_reply(rank, OK, dumps_flat(None), ())
+        create = Create(actor, name, call._number, 0, extent.names, extent.shape, "", node.ref, cell=calling_origin())
+        mesh._of = self
+        self._tools.spawned(self, create, body)
+        send_to_all(self._system, target, create, body, call)
         mesh._ready = call.then(lambda _values: None)
         return mesh
 
@@ -219,25 +186,13 @@ class HostedProcMesh(ProcMesh):
     def _ask_agents(self, message: Any, what: str) -> NoReturn:
         self._not_offered(what)
 
-    def _ask_procs(self, message: Any, what: str) -> NoReturn:
-        self._not_offered(what)
-
-    def interrupt(self, cells: str = "") -> Future[ValueMesh[list[str]]]:
-        """See ``ProcMesh.interrupt``."""
-        system = cast("MessageSystem", self._system)
-        target = self._target()
-        call = ManyCall(self._system.node, f"{self.name}.interrupt", target)
-        living = tuple(ref for ref in target.procs if ref.id not in system.node.deaths)
-        system.send(living, wire.InterruptRank(system.node.id, call._number, cells))
-        for rank, ref in enumerate(target.procs):
-            if ref.id in system.node.deaths:
-                call.on_gone(rank, system.node.deaths[ref.id])
-        return call
+    def _ask_procs(self, message: Any, what: str) -> Future[Any]:
+        return super()._ask_procs(message, what) if what == "interrupt" else self._not_offered(what)
 
     def status(self) -> Future[ValueMesh[ProcStatus]]:
         """Return state, pid, memory and CPU use of every proc; for procs on other hosts, only state and pid."""
         target = self._target()
-        return done(cast("Any", self._system), ValueMesh(target.extent, [self._status(ref) for ref in target.procs]))
+        return done(self._system, ValueMesh(target.extent, [self._status(ref) for ref in target.procs]))
 
     def _status(self, ref: ProcRef) -> ProcStatus:
         node = self._system.node
@@ -267,11 +222,11 @@ class HostedProcMesh(ProcMesh):
 
 
 def _rebuild_procs(uid: str, name: str, procs: tuple[ProcRef, ...], region: Region, hosts: Region) -> ProcMesh:
-    system = message_system()
+    system = _get_system()
     known = system.proc_meshes.get(uid)
     if known is not None and known._region == region:
         return known
-    return HostedProcMesh(cast("Any", system), uid, name, procs, region, hosts)
+    return HostedProcMesh(system, uid, name, procs, region, hosts)
 
 
 class HostedHostMesh(HostMesh):

@@ -12,8 +12,8 @@ from typing import Any
 from monarch_kernel.actor import Point
 from monarch_kernel.output import on_behalf_of
 from monarch_kernel.protocol.faults import capture, encode_fault
-from monarch_kernel.protocol.messages import ERROR, OK
-from monarch_kernel.protocol.serialize import dumps_flat, loads
+from monarch_kernel.protocol.messages import ERROR, OK, Call
+from monarch_kernel.protocol.serialize import Body, dumps_flat, loads
 from monarch_kernel.thread_frames import raise_in_thread
 
 #: The actor that the calling code runs for.
@@ -22,7 +22,7 @@ here: ContextVar[ToolActor | None] = ContextVar("monarch_kernel_tool_actor", def
 #: The number of loop iterations after which the interpreter has certainly raised a pending asynchronous exception here.
 _DELIVERED = 100
 
-#: Answers a call with a status and a body.
+#: Answers a call with a status and a body; does nothing if no answer is wanted.
 Answer = Callable[[int, bytes], None]
 
 
@@ -84,35 +84,34 @@ class ToolActor:
 
     # -- messages ----------------------------------------------------------------------------------
 
-    def create(self, body: bytes, answer: Answer) -> None:
-        """Create the object from the pickle of its class and the arguments of its constructor."""
+    def create(self, make: Callable[[], Any], answer: Answer) -> None:
+        """Create the object by calling its class."""
 
-        def make() -> Any:
-            cls, args, kwargs = loads(body)
-            self.object = cls(*args, **kwargs)
+        def work() -> None:
+            self.object = make()
 
-        self._post("__init__", "", make, answer)
+        self._post("__init__", "", work, answer)
 
-    def call(self, endpoint: str, body: bytes, origin: str, answer: Answer | None) -> None:
-        """Call an endpoint. Without ``answer``, an exception is dropped."""
+    def call(self, message: Call, body: Body, answer: Answer) -> None:
+        """Call an endpoint. Without an answer, an exception is dropped."""
         port: AnswerPort | None = None
 
         def run() -> Any:
             nonlocal port
-            args, kwargs = loads(body)
+            args, kwargs = loads(body, message.buffers)
             if self.object is None:
                 raise RuntimeError(f"{self.name} could not be created")
-            found = getattr(type(self.object), endpoint)
+            found = getattr(type(self.object), message.endpoint)
             if found.explicit_response_port:
-                port = AnswerPort(answer or (lambda _status, _body: None))
+                port = AnswerPort(answer)
                 return found.function(self.object, port, *args, **kwargs)
             return found.function(self.object, *args, **kwargs)
 
         def settle(status: int, value: bytes) -> None:
-            if answer is not None and (port is None or status != OK):  # otherwise the endpoint answers through its port
+            if port is None or status != OK:  # otherwise the endpoint answers through its port
                 answer(status, value)
 
-        self._post(endpoint, origin, run, settle)
+        self._post(message.endpoint, message.cell, run, settle)
 
     def stop(self, done: Callable[[], None]) -> None:
         """Run ``__cleanup__`` after the waiting messages, and accept no more."""

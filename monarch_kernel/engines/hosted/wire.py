@@ -1,15 +1,26 @@
-"""The messages between a controller's tools and the ranks of another runtime."""
+"""The messages between a controller's tools and the ranks of another runtime.
+
+Calls, answers, actors and output have the messages of this package's own runtime. The others are defined here. What
+crosses is `<u32>` length of the header, the header, the body, as inside ``Routed``.
+"""
 
 from __future__ import annotations
 
+import struct
+
 import msgspec
 
+from monarch_kernel.protocol.messages import Call, Create, Interrupt, OutputChunk, Reply, StopActor
+from monarch_kernel.protocol.serialize import Body
 
-class EnterRank(msgspec.Struct, array_like=True, tag=1):
+_LENGTH = struct.Struct("<I")
+
+
+class EnterRank(msgspec.Struct, array_like=True, tag=101):
     """The first message to a rank: how it fits into the controller's mesh.
 
     Attributes:
-        controller: the controller's proc id, to which answers are addressed.
+        controller: the controller's proc id.
         uid, name: id and name of the mesh.
         labels, sizes: the shape of the mesh.
         silence: the time without a message after which the rank releases what this controller has stopped (seconds).
@@ -37,141 +48,67 @@ class EnterRank(msgspec.Struct, array_like=True, tag=1):
     looks_on: bool = False
 
 
-class RankEntered(msgspec.Struct, array_like=True, tag=2):
+class RankEntered(msgspec.Struct, array_like=True, tag=102):
     """The answer to `EnterRank`: where the rank runs."""
 
-    uid: str
-    rank: int
     host: str
     pid: int
 
 
-class SpawnActor(msgspec.Struct, array_like=True, tag=3):
-    """Create an actor; ``body`` is the pickle of its class and the arguments of its constructor."""
-
-    sender: str
-    uid: str
-    actor: str
-    name: str
-    call: int
-    body: bytes
-
-
-class CallActor(msgspec.Struct, array_like=True, tag=4):
-    """Call an endpoint; ``body`` is the pickle of its arguments. If ``call`` is 0, no answer is expected."""
-
-    sender: str
-    actor: str
-    endpoint: str
-    call: int
-    origin: str
-    body: bytes
-
-
-class CallAnswer(msgspec.Struct, array_like=True, tag=5):
-    """The answer of a proc to a call or a spawn; ``status`` and ``body`` are as in ``protocol.messages.Reply``."""
-
-    proc: str
-    call: int
-    status: int
-    body: bytes
-
-
-class StopToolActor(msgspec.Struct, array_like=True, tag=6):
-    """Stop an actor after its current message."""
-
-    sender: str
-    actor: str
-    call: int
-
-
-class ToolOutput(msgspec.Struct, array_like=True, tag=7):
-    """Bytes that a rank wrote into one of its output pipes."""
-
-    uid: str
-    rank: int
-    stream: int
-    data: bytes
-
-
-class InterruptRank(msgspec.Struct, array_like=True, tag=8):
-    """Interrupt the endpoints that run in a rank. The answer has their names.
-
-    If ``cells`` is set, only endpoints that run for cells with this id prefix are interrupted, and no cell of the rank
-    itself.
-    """
-
-    sender: str
-    call: int
-    cells: str
-
-
-class ControllerBeat(msgspec.Struct, array_like=True, tag=9):
+class ControllerBeat(msgspec.Struct, array_like=True, tag=103):
     """Heartbeat of the controller."""
 
-    controller: str
 
-
-class LeaveRank(msgspec.Struct, array_like=True, tag=10):
+class LeaveRank(msgspec.Struct, array_like=True, tag=104):
     """The controller leaves on purpose: its actors end, and ranks that it has stopped continue."""
 
-    controller: str
 
-
-class DriveRank(msgspec.Struct, array_like=True, tag=11):
+class DriveRank(msgspec.Struct, array_like=True, tag=105):
     """A viewer of a joined job asks for control; with ``force``, even if another viewer has it.
 
     Answered by `RankDriver`.
     """
 
-    controller: str
     force: bool
 
 
-class RankDriver(msgspec.Struct, array_like=True, tag=12):
+class RankDriver(msgspec.Struct, array_like=True, tag=106):
     """The viewer that controls a rank of a joined job: only this viewer may stop the rank and run code in it.
 
     Attributes:
-        uid, rank: the rank, in the receiver's mesh.
         driver: the controller's id; "" if there is none.
         host, pid, since: where it runs, and when it took control (seconds since 1970).
     """
 
-    uid: str
-    rank: int
     driver: str
     host: str
     pid: int
     since: float
 
 
-class RankReleased(msgspec.Struct, array_like=True, tag=13):
+class RankReleased(msgspec.Struct, array_like=True, tag=107):
     """A rank has released what this viewer had stopped, because the viewer was silent for this many seconds."""
 
-    uid: str
-    rank: int
     stops: int
     silent: float
 
 
-class RankFault(msgspec.Struct, array_like=True, tag=14):
+class RankFault(msgspec.Struct, array_like=True, tag=108):
     """A fault of the tools in a rank, which did not affect the rank's program; ``count``: the number of such faults."""
 
-    uid: str
-    rank: int
     count: int
     text: str
 
 
 ToolMessage = (
-    EnterRank
+    Call
+    | Reply
+    | Create
+    | StopActor
+    | Interrupt
+    | OutputChunk
+    | EnterRank
     | RankEntered
-    | SpawnActor
-    | CallActor
-    | CallAnswer
-    | StopToolActor
-    | ToolOutput
-    | InterruptRank
     | ControllerBeat
     | LeaveRank
     | DriveRank
@@ -181,3 +118,20 @@ ToolMessage = (
 )
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(ToolMessage).decode
+
+
+def pack(header: ToolMessage | bytes, body: Body = b"") -> bytes:
+    """Return the bytes of a message with this header, which may be encoded already."""
+    encoded = header if isinstance(header, bytes) else encode(header)
+    return b"".join((_LENGTH.pack(len(encoded)), encoded, *(body if type(body) is list else (body,))))
+
+
+def unpack(data: bytes) -> tuple[ToolMessage, memoryview]:
+    """Return the header and the body of a message.
+
+    Raises:
+        struct.error, msgspec.MsgspecError: it is none.
+    """
+    (length,) = _LENGTH.unpack_from(data)
+    view = memoryview(data)[_LENGTH.size :]
+    return decode(view[:length]), view[length:]

@@ -21,7 +21,7 @@ import msgspec
 from monarch_kernel._version import __version__
 from monarch_kernel.actor import Extent, ProcMesh
 from monarch_kernel.engines.hosted import wire
-from monarch_kernel.engines.hosted.controller import Carrier, HostedMesh, ToolController
+from monarch_kernel.engines.hosted.controller import Carrier, HostedLink, HostedMesh, ToolController
 from monarch_kernel.engines.hosted.meshes import HOST, HostedProcMesh
 from monarch_kernel.engines.interface import NotOffered
 from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement
@@ -32,15 +32,16 @@ from monarch_kernel.engines.join.rank_machines import (
     JoinableRank,
     OutsideRead,
     RankLink,
-    RankMachines,
     ThisMachine,
     at_once,
 )
-from monarch_kernel.engines.join.remote_machine import RelayCommand, RemoteMachine
+from monarch_kernel.engines.join.remote_machine import CommandMachine, RankMachine, RemoteMachine
 from monarch_kernel.introspection import StackRead
 from monarch_kernel.protocol.data_pickles import NotDataError, check_data, without_foreign_exceptions
 from monarch_kernel.protocol.faults import capture, decode_fault, encode_fault
-from monarch_kernel.protocol.messages import ERROR, OK
+from monarch_kernel.protocol.messages import DEAD, ERROR, Call, Create, Reply, decode_death, encode_death
+from monarch_kernel.protocol.serialize import Body
+from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall, StreamCall
 from monarch_kernel.subscriptions import Subscribers
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,8 @@ class JoinController(ToolController):
         super().__init__("join")
         self._loop = FrameLoop("monarch-join-links", self._note)
         self._loop.start()
-        self._places: list[RankMachines] = [ThisMachine(self._loop)]
+        self._here = ThisMachine(self._loop)
+        self._machines: list[RemoteMachine | GatewayMachines] = []
         self._jobs: dict[str, JoinedJob] = {}  # by the uid of the mesh
         self._rejoins = False
         self._stop_looking: threading.Event | None = None  # set while a thread looks for ranks
@@ -119,7 +121,7 @@ class JoinController(ToolController):
         Raises:
             JoinError: a machine cannot be reached; then none is added.
         """
-        for each in self._machines:
+        for each in list(self._machines):
             if each.ended:  # connect to it again
                 self._let_go_of(each)
         known = {each.name for each in self._machines}
@@ -127,7 +129,7 @@ class JoinController(ToolController):
         try:
             for name, command in commands.items():
                 if name not in known:
-                    begun.append(RemoteMachine(name, partial(RelayCommand, name, command, self._loop)))
+                    begun.append(CommandMachine(name, command, self._loop))
             if meet and meet not in known:
                 begun.append(GatewayMachines(meet, self._loop))
             for each in begun:
@@ -136,25 +138,28 @@ class JoinController(ToolController):
             for each in begun:
                 each.close()
             raise
-        self._places.extend(begun)
+        self._machines.extend(begun)
 
-    @property
-    def _machines(self) -> list[RemoteMachine | GatewayMachines]:
-        return [each for each in self._places if isinstance(each, RemoteMachine | GatewayMachines)]
+    def machines(self) -> list[RankMachine]:
+        """Return this machine, and those that were added."""
+        found: list[RankMachine] = [self._here]
+        for each in list(self._machines):
+            found += each.opened() if isinstance(each, GatewayMachines) else [each]
+        return found
 
     def _let_go_of(self, machine: RemoteMachine | GatewayMachines) -> None:
-        self._places.remove(machine)
+        self._machines.remove(machine)
         machine.close()
 
     def let_go_of_machines(self) -> None:
         """Look for ranks on this machine only, if no job is joined."""
         if not self._jobs and not self._rejoins:
-            for each in self._machines:
+            for each in list(self._machines):
                 self._let_go_of(each)
 
     def joinable(self) -> list[JoinableJob]:
         """Return the jobs of this user that can be joined, on this machine and on those that were added."""
-        return jobs_of(ranks_at(self._places))
+        return jobs_of(ranks_at(self.machines()))
 
     def join(
         self, name: str, timeout: float = ENTER, *, drive: bool = False, hold: float = 0.0, looks_on: bool = False
@@ -202,7 +207,7 @@ class JoinController(ToolController):
         *,
         looks_on: bool = False,
     ) -> HostedProcMesh:
-        joined = JoinedJob(self, name, self._places, drive, hold, looks_on)
+        joined = JoinedJob(self, name, drive, hold, looks_on)
         ranks = joined.connect()
         try:
             if instead is not None:  # only now, because the ranks of a starting job may not answer yet
@@ -215,27 +220,25 @@ class JoinController(ToolController):
     def _enter(self, joined: JoinedJob, ranks: dict[int, JoinableRank], timeout: float) -> HostedProcMesh:
         extent = joined.extent
 
-        def make(first: bytes) -> Carrier:
-            message = wire.decode(first)
-            assert isinstance(message, wire.EnterRank)
-            joined.uid = message.uid
+        def make(first: wire.EnterRank) -> Carrier:
+            joined.uid = first.uid
             joined.first = msgspec.structs.replace(
-                message,
+                first,
                 hold=joined.hold,
                 host=HOST,
                 pid=os.getpid(),
                 drive=joined.drive,
                 looks_on=joined.looks_on,
             )
-            self._jobs[message.uid] = joined
+            self._jobs[first.uid] = joined
             for rank in range(extent.nelements):
-                proc = f"{message.uid}.{rank}"
+                proc = f"{first.uid}.{rank}"
                 if rank not in ranks:
-                    self.node.pids[proc] = 0
+                    self.system.node.pids[proc] = 0
                     self.on_death(proc, "it was not found when the job was joined")
                 elif ranks[rank].silent:  # not waited for: the user may want to inspect this rank
                     announced = ranks[rank].announced
-                    self.handle(wire.RankEntered(message.uid, rank, announced.host, announced.pid))
+                    self.on_entered(self._meshes[first.uid], rank, announced.host, announced.pid)
             for rank in ranks:
                 joined.let_in(rank)
             return joined.carrier
@@ -243,11 +246,10 @@ class JoinController(ToolController):
         try:
             procs = self.enter(joined.name, extent, make, owned=False, timeout=timeout)
         except BaseException as error:
-            self._jobs.pop(joined.uid, None)
             if isinstance(error, TimeoutError):
                 raise JoinError(str(error)) from None
             raise
-        if not any(self.node.pids[ref.id] for ref in procs._procs):
+        if not any(self.system.node.pids[ref.id] for ref in procs._procs):
             why = "; ".join(f"rank {rank}: {cause}" for rank, cause in sorted(procs.dead().items()))
             self.leave(procs)
             raise JoinError(f"job {joined.name!r}: no rank has let the tools in: {why}")
@@ -260,16 +262,16 @@ class JoinController(ToolController):
     # -- who has control -------------------------------------------------------------------------------
 
     def driver_of(self, mesh: Any, ask: bool = True) -> str:
-        """See ``interface.MeshFunctions``."""
+        """See ``ToolRuntime``."""
         joined = self._jobs.get(getattr(mesh, "_mesh_uid", None) or "")
         if joined is None:
             return ""
-        other = joined.other_driver(self.node.id)
-        if other is None and ask and not joined.driven_by(self.node.id):
+        other = joined.other_driver(self.system.node.id)
+        if other is None and ask and not joined.driven_by(self.system.node.id):
             self._ask_to_drive(joined, joined.answering(), force=False)
         if ask:
             self._settle(joined)
-            other = joined.other_driver(self.node.id)
+            other = joined.other_driver(self.system.node.id)
         return other or ""
 
     def drive(self, procs: ProcMesh) -> None:
@@ -280,7 +282,7 @@ class JoinController(ToolController):
         """
         joined = self._joined(procs)
         self._ask_to_drive(joined, joined.answering(), force=True)
-        if not joined.driven_by(self.node.id):
+        if not joined.driven_by(self.system.node.id):
             raise JoinError(f"job {joined.name!r}: not all ranks answer; %mesh stacks shows where they are")
 
     def _joined(self, procs: ProcMesh) -> JoinedJob:
@@ -295,78 +297,95 @@ class JoinController(ToolController):
         with joined.changed:
             for rank in ranks:
                 joined.drivers.pop(rank, None)
-        joined.carrier.send(ranks, wire.encode(wire.DriveRank(self.node.id, force)))
+        joined.carrier.send(ranks, wire.pack(wire.DriveRank(force)))
         with joined.changed:
             joined.changed.wait_for(lambda: all(rank in joined.drivers for rank in ranks), DRIVE)
 
     def _settle(self, joined: JoinedJob) -> None:
         """Resolve a race between two viewers: the one that controls the first rank controls all ranks."""
         with joined.changed:
-            mine = sorted(rank for rank, told in joined.drivers.items() if told.driver == self.node.id)
-            others = sorted(rank for rank, told in joined.drivers.items() if told.driver not in ("", self.node.id))
+            mine = sorted(rank for rank, told in joined.drivers.items() if told.driver == self.system.node.id)
+            others = sorted(
+                rank for rank, told in joined.drivers.items() if told.driver not in ("", self.system.node.id)
+            )
         if mine and others and mine[0] < others[0]:
             self._ask_to_drive(joined, others, force=True)
         if mine:
             self._start_beating()
 
-    def receive(self, data: bytes) -> None:
-        """See ``ToolProcess.receive``. Messages of a rank are plain data and execute no code here.
+    def handle(self, mesh: HostedMesh, rank: int, message: wire.ToolMessage, body: Body) -> None:
+        """See ``ToolController.handle``. Messages of a rank are plain data and execute no code here.
 
         The exception are values of the program that this process has requested.
         """
-        message = wire.decode(data)
-        try:
-            match message:
-                case wire.CallAnswer() if message.call in self.node.value_calls and message.call in self.node.calls:
-                    pass
-                case wire.CallAnswer(status=status) if status == OK:
-                    check_data(message.body)
-                case wire.CallAnswer(status=status) if status == ERROR:
-                    body = encode_fault(without_foreign_exceptions(decode_fault(message.body)))
-                    message = msgspec.structs.replace(message, body=body)
-                case wire.CallActor():
-                    check_data(message.body)
-                case wire.SpawnActor() if message.actor not in self.actors:
-                    raise NotDataError("an actor that ranks may not start in this process")
-                case _:
-                    pass
-        except Exception as error:  # from a rank that sends invalid messages
-            log.info("a joined rank sent what is not taken: %s", error)
-            refused = encode_fault(capture(error))
-            if isinstance(message, wire.CallAnswer):
-                super().receive(wire.encode(msgspec.structs.replace(message, status=ERROR, body=refused)))
-            elif message.call:
-                self.send((self.ref_of(message.sender),), wire.CallAnswer(self.node.id, message.call, ERROR, refused))
-            return
-        self.handle(message)
-
-    def handle(self, message: Any) -> None:
-        """See ``ToolController.handle``."""
+        joined = self._jobs[mesh.uid]
         match message:
             case wire.RankDriver():
-                self._on_driver(message)
+                self._on_driver(joined, rank, message)
             case wire.RankReleased():
-                self._on_released(message)
+                self._on_released(joined, rank, message)
             case wire.RankFault():
-                joined = self._jobs.get(message.uid)
-                if joined is not None:
-                    joined.faults[message.rank] = message.count, message.text
-                    self.notices.notify(
-                        joined.name,
-                        f"a fault of the tools in rank {message.rank} ({message.count} so far), which its program has "
-                        f"not felt: {message.text}",
-                    )
+                joined.faults[rank] = message.count, message.text
+                self.notices.notify(
+                    joined.name,
+                    f"a fault of the tools in rank {rank} ({message.count} so far), which its program has not felt: "
+                    f"{message.text}",
+                )
+            case Reply():
+                sink = self.system.node.calls.get(message.call)
+                if isinstance(sink, OneCall | ManyCall | StreamCall) and _is_asked(sink, mesh, rank, message.rank):
+                    super().handle(mesh, rank, *self._checked(sink, message, body))
+            case Call():
+                try:
+                    self._check_call(message, body)
+                    super().handle(mesh, rank, message, body)
+                except Exception as error:
+                    log.info("a joined rank sent a call that is refused: %s", error)
+                    refusal = Reply(message.call, message.rank, ERROR)
+                    joined.carrier.send([rank], wire.pack(refusal, encode_fault(capture(error))))
+            case Create() if message.actor not in self._open_actors:
+                log.info("a joined rank asked for an actor that ranks may not start in this process")
+            case Create():
+                pass  # it exists
             case _:
-                super().handle(message)
+                super().handle(mesh, rank, message, body)
 
-    def _on_driver(self, message: wire.RankDriver) -> None:
-        joined = self._jobs.get(message.uid)
-        if joined is None:
-            return
-        me = self.node.id
+    def _checked(self, call: OneCall | ManyCall | StreamCall, reply: Reply, body: Body) -> tuple[Reply, Body]:
+        """Return an answer whose body is data; an error if it was not."""
+        target = call._target._mesh
+        values: frozenset[str] = getattr(getattr(target, "_cls_or_pickle", None), "__values__", frozenset())
+        plain = Reply(reply.call, reply.rank, reply.status)
+        try:
+            if reply.status == ERROR:
+                return plain, encode_fault(without_foreign_exceptions(decode_fault(body)))
+            if reply.status == DEAD:
+                return plain, encode_death(decode_death(body))
+            if call.what.rpartition(".")[2] not in values:
+                check_data(bytes(body))
+            return plain, body
+        except Exception as error:
+            log.info("a joined rank sent an answer that is refused: %s", error)
+            return Reply(reply.call, reply.rank, ERROR), encode_fault(capture(error))
+
+    def _check_call(self, message: Call, body: Body) -> None:
+        """Check that a call is of an actor that ranks may call, with data.
+
+        Raises:
+            NotDataError: it is not.
+        """
+        if message.actor not in self._open_actors or message != Call(
+            *(message.actor, message.endpoint, message.call, message.rank, message.labels, message.sizes),
+            *(message.sender,),
+            cell=message.cell,
+        ):
+            raise NotDataError("a message that ranks may not send to this process")
+        check_data(bytes(body))
+
+    def _on_driver(self, joined: JoinedJob, rank: int, message: wire.RankDriver) -> None:
+        me = self.system.node.id
         with joined.changed:
-            before = joined.drivers.get(message.rank)
-            joined.drivers[message.rank] = message
+            before = joined.drivers.get(rank)
+            joined.drivers[rank] = message
             joined.changed.notify_all()
             taken = before is not None and before.driver == me and message.driver not in ("", me)
             news = taken and message.driver != joined.taken_by
@@ -383,16 +402,13 @@ class JoinController(ToolController):
                 f"(%mesh join {joined.name} --drive takes it back)",
             )
 
-    def _on_released(self, message: wire.RankReleased) -> None:
-        joined = self._jobs.get(message.uid)
-        if joined is None:
-            return
+    def _on_released(self, joined: JoinedJob, rank: int, message: wire.RankReleased) -> None:
         with joined.changed:
             first = time.monotonic() - joined.released > NEWS
             joined.released = time.monotonic()
         # The rank receives heartbeats again, and this viewer may have control. (It may have first seen that no viewer
         # has control, and so not send heartbeats.)
-        joined.carrier.send([message.rank], wire.encode(wire.DriveRank(self.node.id, False)))
+        joined.carrier.send([rank], wire.pack(wire.DriveRank(False)))
         if first:
             self.notices.notify(
                 joined.name,
@@ -401,8 +417,8 @@ class JoinController(ToolController):
             )
 
     def _is_waited_for(self, mesh: HostedMesh) -> bool:
-        joined = self._jobs.get(mesh.procs._mesh_uid)
-        return super()._is_waited_for(mesh) or (joined is not None and joined.drives_any(self.node.id))
+        joined = self._jobs.get(mesh.uid)
+        return super()._is_waited_for(mesh) or (joined is not None and joined.drives_any(self.system.node.id))
 
     def faults_of(self, procs: ProcMesh) -> dict[int, tuple[int, str]]:
         """Return the faults of the tools in a joined job, by rank: their number, and the last one."""
@@ -427,7 +443,7 @@ class JoinController(ToolController):
     def stacks_from_outside(
         self, mesh: Any, ranks: Iterable[int], *, native: bool = False, timeout: float = 2.0
     ) -> dict[int, StackRead]:
-        """See ``interface.MeshFunctions``. Each stack is read on the machine of its rank."""
+        """See ``ToolRuntime``. Each stack is read on the machine of its rank."""
         joined, refs = self._jobs[mesh._mesh_uid], mesh._target().procs
         chosen = list(ranks)
         read = joined.read_stacks([int(refs[rank].id.rpartition(".")[2]) for rank in chosen], native, timeout)
@@ -435,7 +451,7 @@ class JoinController(ToolController):
         for rank in chosen:
             ref = refs[rank]
             why, dump, error = read.get(int(ref.id.rpartition(".")[2]), ("", "", "it could not be read in time"))
-            found[rank] = StackRead(ref.id, self.node.pids.get(ref.id, 0), ref.host, why, dump, error)
+            found[rank] = StackRead(ref.id, self.system.node.pids.get(ref.id, 0), ref.host, why, dump, error)
         return found
 
     def leave(self, procs: ProcMesh) -> None:
@@ -443,7 +459,7 @@ class JoinController(ToolController):
         self.stop_procs(self._meshes[procs._mesh_uid].procs, "left")
 
     def _forget(self, mesh: HostedMesh) -> None:
-        joined = self._jobs.pop(mesh.procs._mesh_uid, None)
+        joined = self._jobs.pop(mesh.uid, None)
         super()._forget(mesh)
         if joined is not None:
             joined.carrier.close()
@@ -485,7 +501,7 @@ class JoinController(ToolController):
             for joined in list(self._jobs.values()):
                 with suppress(JoinError, OSError):
                     for rank in joined.connect():
-                        self._come_back(joined, rank)
+                        self.soon(partial(self._come_back, joined, rank))
                     if joined.has_another_world():
                         self._reform(joined)
 
@@ -510,14 +526,14 @@ class JoinController(ToolController):
         mesh = self._meshes.get(joined.uid)
         if mesh is None:
             return
-        proc = f"{joined.uid}.{rank}"
-        with self.node.lock:
-            self.node.deaths.pop(proc, None)
-            self.node.generation += 1
+        node, proc = self.system.node, f"{joined.uid}.{rank}"
+        node.deaths.pop(proc, None)
+        link = node.links[proc] = HostedLink(mesh, rank)
+        node.generation += 1
         joined.let_in(rank)
-        for spawned in list(mesh.spawned.values()):
-            joined.carrier.send([rank], wire.encode(spawned))
-        self._changes.notify()
+        for create, body in list(mesh.spawned.values()):
+            link.send(wire.encode(create), body)
+        self.system.changed()
 
     # -- the end ---------------------------------------------------------------------------------------
 
@@ -526,7 +542,7 @@ class JoinController(ToolController):
         if self._stop_looking is not None:
             self._stop_looking.set()
         super().close()
-        for each in self._machines:
+        for each in list(self._machines):
             self._let_go_of(each)
         self._loop.close()
 
@@ -537,7 +553,6 @@ class JoinedJob:
     Args:
         controller: handles their messages.
         name: the name of the job.
-        places: the machines to search for its ranks.
         drive, hold, looks_on: see ``JoinController.join``.
     """
 
@@ -545,14 +560,12 @@ class JoinedJob:
         self,
         controller: JoinController,
         name: str,
-        places: Sequence[RankMachines],
         drive: bool = False,
         hold: float = 0.0,
         looks_on: bool = False,
     ) -> None:
         self._controller = controller
         self.name = name
-        self._places = places
         self.drive = drive
         self.hold = hold
         self.looks_on = looks_on
@@ -573,7 +586,7 @@ class JoinedJob:
         self._told = 0  # the number of ranks announced by its launcher when it was joined
         self._listed: JoinableJob | None = None
         self._differs_since = 0.0
-        self._at: dict[int, RankMachines] = {}
+        self._at: dict[int, RankMachine] = {}
         self._silent: set[tuple[object, ...]] = set()  # the processes that have not identified themselves
 
     def connect(self) -> dict[int, JoinableRank]:
@@ -585,17 +598,19 @@ class JoinedJob:
         Raises:
             JoinError: there is no such job, or none of its ranks answers.
         """
-        listed = ranks_at(self._places, self.name)
+        places = self._controller.machines()
+        listed = ranks_at(places, self.name)
         job = job_named(self.name, listed)
         self._listed = job
         known = {each.process for each in list(self._known.values())}
         fresh = [each for each in job.ranks if each.process not in known]
+        wanted = {place: [each for each in fresh if listed[each] is place] for place in places}
+        asked = [place for place, there in wanted.items() if there]
+        connected = at_once(lambda place: place.connect(wanted[place], self._on_frame, self._on_closed), asked)
         ranks: dict[int, JoinableRank] = {}
-        at: dict[int, RankMachines] = {}
-        for place in self._places:
-            wanted = [each for each in fresh if listed[each] is place]
-            connected = place.connect(wanted, self._on_frame, self._on_closed) if wanted else []
-            for found in sorted(connected, key=lambda each: (each.rank, each.announced.since)):
+        at: dict[int, RankMachine] = {}
+        for place, there in zip(asked, connected, strict=True):
+            for found in sorted(there, key=lambda each: (each.rank, each.announced.since)):
                 rank = self._place_of(found, job, ranks)
                 if found.link is None or rank in ranks or (self.uid and rank >= self.extent.nelements):
                     if found.link is not None:
@@ -684,7 +699,7 @@ class JoinedJob:
     def present_shape(self) -> Extent:
         """Return the shape that its mesh would have if it were joined now."""
         ranks: dict[int, JoinableRank] = {}
-        for place in self._places:
+        for place in self._controller.machines():
             own = {each.process for each in place.find(self.name)}
             wanted = {each.process: rank for rank, each in self._known.items() if each.process in own}
             for found in place.connect([self._known[rank] for rank in wanted.values()], _no_frame, _not_closed):
@@ -714,18 +729,18 @@ class JoinedJob:
     def read_stacks(self, ranks: Sequence[int], native: bool, timeout: float) -> dict[int, OutsideRead]:
         """Read the stacks of ranks without their cooperation."""
         known = {self._known[rank]: rank for rank in ranks if rank in self._known}
-        found: dict[int, OutsideRead] = {}
-        for place in self._places:
-            here = [each for each, rank in known.items() if self._at[rank] is place]
-            for each, read in place.read_stacks(here, native, timeout).items():
-                found[known[each]] = read
-        return found
+
+        def read(place: RankMachine) -> dict[RankAnnouncement, OutsideRead]:
+            return place.read_stacks([each for each, rank in known.items() if self._at[rank] is place], native, timeout)
+
+        reads = at_once(read, self._controller.machines())
+        return {known[each]: found for there in reads for each, found in there.items()}
 
     def let_in(self, rank: int) -> None:
         """Send a rank the first message, after which it loads the tools."""
         first = self.first
         assert first is not None
-        self.carrier.send([rank], wire.encode(msgspec.structs.replace(first, rank=rank)))
+        self.carrier.send([rank], wire.pack(msgspec.structs.replace(first, rank=rank)))
 
     def _rank_of(self, announced: RankAnnouncement) -> int | None:
         return next((rank for rank, each in list(self._known.items()) if each.process == announced.process), None)
@@ -734,10 +749,12 @@ class JoinedJob:
         if of.process in self._silent:  # a late greeting, which is no longer needed
             self._silent.discard(of.process)
             return
-        if frame[:1] == b"{":  # a rank without tools; tools do not write JSON
-            self._controller.on_refusal(self, self._rank_of(of) or 0, str(json.loads(frame).get("refused", "")))
+        rank = self._rank_of(of) or 0
+        if frame.startswith(b'{"refused"'):  # a rank without tools; messages begin with a length
+            why = str(json.loads(frame).get("refused", ""))
+            self._controller.soon(lambda: self._controller.on_refusal(self, rank, why))
         else:
-            self._controller.receive(frame)
+            self._controller.receive(self.uid, rank, frame)
 
     def _on_closed(self, of: RankAnnouncement) -> None:
         rank = self._rank_of(of)
@@ -746,11 +763,11 @@ class JoinedJob:
             with self.changed:
                 self.drivers.pop(rank, None)
                 self.changed.notify_all()
+            self._controller.soon(lambda: self._controller.on_closed(self, rank))
             self._known.pop(rank, None)  # if only the connection was lost, the next search finds it again
-            self._controller.on_closed(self, rank)
 
 
-def ranks_at(places: Sequence[RankMachines], name: str = "") -> dict[RankAnnouncement, RankMachines]:
+def ranks_at(places: Sequence[RankMachine], name: str = "") -> dict[RankAnnouncement, RankMachine]:
     """Find the ranks of the jobs with this name, or of all jobs, on all machines in parallel."""
     places = [each for each in places if not each.ended]
     found = at_once(lambda place: place.find(name), places)
@@ -763,6 +780,13 @@ def _no_frame(_of: RankAnnouncement, _frame: bytes) -> None:
 
 def _not_closed(_of: RankAnnouncement) -> None:
     """Ignore the end of connections to ranks that are only queried."""
+
+
+def _is_asked(call: OneCall | ManyCall | StreamCall, mesh: HostedMesh, rank: int, place: int) -> bool:
+    """Return whether a call expects an answer of this rank of a mesh at this place."""
+    procs = call._target.procs
+    wanted = range(len(procs)) if not isinstance(call, OneCall) else (call._rank,)
+    return place in wanted and procs[place].id == f"{mesh.uid}.{rank}"
 
 
 def driver_text(told: wire.RankDriver) -> str:

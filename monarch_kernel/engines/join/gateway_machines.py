@@ -7,14 +7,13 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
 
 from monarch_kernel._version import __version__
-from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement
+from monarch_kernel.engines.join.announcements import JoinError
 from monarch_kernel.engines.join.frame_loop import FrameLoop
 from monarch_kernel.engines.join.gateway_seal import Seal, SealBrokenError
-from monarch_kernel.engines.join.rank_machines import JoinableRank, OutsideRead, at_once
-from monarch_kernel.engines.join.remote_machine import ANSWER, RelayLink, RemoteMachine
+from monarch_kernel.engines.join.rank_machines import at_once
+from monarch_kernel.engines.join.remote_machine import ANSWER, RemoteMachine
 from monarch_kernel.protocol.gateway_messages import MeetAs, MeetClosed, MeetFrame, MeetMachines, MeetOpen
 from monarch_kernel.protocol.keys import KeyFileError, load_keys
 from monarch_kernel.protocol.messages import Message, encode
@@ -37,8 +36,7 @@ _LONGEST_HOST = 253
 
 
 class GatewayMachines:
-    """All machines at a meeting point (``rank_machines.RankMachines``). Later calls include machines that connect
-    later.
+    """All machines at a meeting point, present and later ones.
 
     Args:
         url: the URL of the meeting point, ``tcp://host:port``.
@@ -55,8 +53,7 @@ class GatewayMachines:
         self._hosts: dict[int, str] | None = None  # by machine, as reported by the meeting point
         self._machines: dict[int, RemoteMachine] = {}
         self._useless: dict[int, float] = {}  # machines that refuse this viewer, and when to try them again
-        self._at: dict[RankAnnouncement, RemoteMachine] = {}
-        self._streams: dict[int, _MeetingStream] = {}
+        self._streams: dict[int, _MeetingMachine] = {}
         self._numbers = itertools.count(1)
         self._opening = threading.Lock()
         self._told: set[str] = set()  # why machines are unusable
@@ -91,44 +88,7 @@ class GatewayMachines:
         self._link.close()
         self._poller.close()
 
-    # -- ``rank_machines.RankMachines`` -----------------------------------------------------------------
-
-    def find(self, name: str = "") -> list[RankAnnouncement]:
-        """See ``rank_machines.RankMachines``."""
-        machines = self._opened()
-        found = list(zip(machines, at_once(lambda machine: machine.find(name), machines), strict=True))
-        self._at.update({each: machine for machine, ranks in found for each in ranks})
-        return [each for _, ranks in found for each in ranks]
-
-    def connect(
-        self,
-        wanted: Iterable[RankAnnouncement],
-        on_frame: Callable[[RankAnnouncement, bytes], None],
-        on_closed: Callable[[RankAnnouncement], None],
-    ) -> list[JoinableRank]:
-        """See ``rank_machines.RankMachines``."""
-        apart = self._by_machine(wanted)
-        found = at_once(lambda each: each[0].connect(each[1], on_frame, on_closed), apart)
-        return [rank for ranks in found for rank in ranks]
-
-    def read_stacks(
-        self, ranks: Sequence[RankAnnouncement], native: bool, timeout: float
-    ) -> dict[RankAnnouncement, OutsideRead]:
-        """See ``rank_machines.RankMachines``."""
-        apart = self._by_machine(ranks)
-        found = at_once(lambda each: each[0].read_stacks(each[1], native, timeout), apart)
-        return {rank: read for reads in found for rank, read in reads.items()}
-
-    def _by_machine(self, ranks: Iterable[RankAnnouncement]) -> list[tuple[RemoteMachine, list[RankAnnouncement]]]:
-        apart: dict[RemoteMachine, list[RankAnnouncement]] = {}
-        at = {each.process: machine for each, machine in self._at.items()}
-        for each in ranks:  # a rank that is queried again may have reported more about itself meanwhile
-            machine = at.get(each.process)
-            if machine is not None:
-                apart.setdefault(machine, []).append(each)
-        return list(apart.items())
-
-    def _opened(self) -> list[RemoteMachine]:
+    def opened(self) -> list[RemoteMachine]:
         """Return the connected machines, after starting a conversation with each new one."""
         with self._opening:
             hosts = dict(self._hosts or {})
@@ -143,15 +103,13 @@ class GatewayMachines:
                 if number not in self._machines and now >= self._useless.get(number, now)
             ]
             at_once(lambda each: self._begin(*each), new)
-            known = list(self._machines.values())
-            self._at = {each: machine for each, machine in self._at.items() if machine in known}
-            return known
+            return list(self._machines.values())
 
     def _begin(self, number: int, host: str) -> None:
         """Start a conversation with a machine."""
         begun = time.monotonic()
         try:
-            machine = RemoteMachine(f"{host} at {self.name}", lambda *back: _MeetingStream(self, number, host, *back))
+            machine = _MeetingMachine(self, number, host)
             machine.begin(ANSWER)
         except JoinError as error:
             if str(error) not in self._told and len(self._told) < _MOST_TOLD:
@@ -164,7 +122,7 @@ class GatewayMachines:
 
     # -- conversations -------------------------------------------------------------------------------
 
-    def begin_stream(self, stream: _MeetingStream, machine: int) -> int:
+    def begin_stream(self, stream: _MeetingMachine, machine: int) -> int:
         """Start a conversation with a machine. Return its number."""
         number = next(self._numbers)
         self._streams[number] = stream
@@ -217,23 +175,21 @@ def _shown(host: str) -> str:
     return "".join(each for each in host if each.isprintable())[:_LONGEST_HOST]
 
 
-class _MeetingStream(RelayLink):
-    """A conversation with the relay of a machine that has proved a key trusted by this process."""
+class _MeetingMachine(RemoteMachine):
+    """A machine at a meeting point, which has proved a key trusted by this process.
 
-    def __init__(
-        self,
-        place: GatewayMachines,
-        machine: int,
-        host: str,
-        on_frame: Callable[[bytes], None],
-        on_end: Callable[[], None],
-    ) -> None:
-        self._on_frame = on_frame
-        self.on_end = on_end
-        self._place = place
+    Args:
+        point: the machines at the meeting point.
+        machine: its number there.
+        host: its name.
+    """
+
+    def __init__(self, point: GatewayMachines, machine: int, host: str) -> None:
+        super().__init__(f"{host} at {point.name}")
+        self._point = point
         self._why = ""
-        self._seal = Seal(place.keys, True, host, lambda data: place.send(self._number, data))
-        self._number = place.begin_stream(self, machine)
+        self._seal = Seal(point.keys, True, host, lambda data: point.send(self._number, data))
+        self._number = point.begin_stream(self, machine)
         self._seal.begin()
 
     def on_data(self, data: bytes) -> None:
@@ -248,16 +204,16 @@ class _MeetingStream(RelayLink):
             self.on_end()
             return
         for frame in frames:
-            self._on_frame(frame)
+            self.on_frame(frame)
 
-    def send(self, *parts: bytes) -> None:
-        """See ``RelayLink``."""
+    def send_frame(self, *parts: bytes) -> None:
+        """See ``RemoteMachine``."""
         self._seal.send(*parts)
 
     def why(self) -> str:
-        """See ``RelayLink``."""
-        return self._why or self._place.why()
+        """See ``RemoteMachine``."""
+        return self._why or self._point.why()
 
     def close(self) -> None:
-        """See ``RelayLink``."""
-        self._place.end_stream(self._number)
+        """See ``RemoteMachine``."""
+        self._point.end_stream(self._number)

@@ -16,7 +16,8 @@ from monarch_kernel.engines.join.frame_loop import FrameLink
 from monarch_kernel.engines.join.holding import Holding
 from monarch_kernel.introspection import Running
 from monarch_kernel.protocol.faults import capture, encode_fault
-from monarch_kernel.protocol.messages import ERROR
+from monarch_kernel.protocol.messages import ERROR, Call, Interrupt, OutputChunk
+from monarch_kernel.protocol.serialize import Body
 
 if TYPE_CHECKING:
     from monarch_kernel.engines.join.listener import JoinListener
@@ -73,7 +74,7 @@ class JoinedProcess(AttachedProcess):
 
     def admit(self, link: FrameLink, first: bytes) -> None:
         """Admit a viewer, given its first message. Its tools receive the messages that follow."""
-        message = wire.decode(first)
+        message, _ = wire.unpack(first)
         assert isinstance(message, wire.EnterRank)
         controller = message.controller
         if controller in self._visitors:  # the end of its former connection has not been noticed yet
@@ -89,7 +90,7 @@ class JoinedProcess(AttachedProcess):
                 self._on_end(controller)
 
         self._links[controller] = link
-        link.on_frame = self._on_frame
+        link.on_frame = lambda _link, frame: self.receive(controller, frame)
         link.on_closed = ended
         self._door.holding.install()  # the debugger can stop at errors that end the program
         self.enter(message, message.rank, link.send)
@@ -103,18 +104,15 @@ class JoinedProcess(AttachedProcess):
                 stopped.append(f"{actor.name}.{running}")
         return stopped
 
-    def _on_frame(self, _link: FrameLink, frame: bytes) -> None:
-        self.receive(frame)
-
     # -- who has control -----------------------------------------------------------------------------
 
     def drives(self, uid: str) -> bool:
-        """See ``interface.ProcessFunctions``."""
+        """See ``ToolRuntime``."""
         driver = self._driver
         return driver is not None and uid in ("", driver.uid)
 
     def follow_control(self, follower: ControlFollower) -> None:
-        """See ``interface.ProcessFunctions``."""
+        """See ``ToolRuntime``."""
         self._debugger = follower
 
     def _on_visitor(self, visitor: Visitor) -> None:
@@ -141,46 +139,41 @@ class JoinedProcess(AttachedProcess):
                 self._watch(visitor)
                 if former is not None:
                     self._interrupt_cells(former)
-                    if former.id in self._visitors and not self._is_there(former):
-                        self.lose(former.id)  # it was only kept to hold its stops
+                    if former.peer in self._visitors and not self._is_there(former):
+                        self.lose(former.peer)  # it was only kept to hold its stops
             for each in list(self._visitors.values()):
                 self._tell_driver(each)
 
     def _tell_driver(self, visitor: Visitor) -> None:
         driver = self._driver
-        told = ("", "", 0, 0.0) if driver is None else (driver.id, driver.host, driver.pid, self._since)
-        visitor.send(wire.encode(wire.RankDriver(visitor.uid, visitor.point.rank, *told)))
+        told = ("", "", 0, 0.0) if driver is None else (driver.peer, driver.host, driver.pid, self._since)
+        visitor.tell(wire.RankDriver(*told))
 
     def _is_there(self, visitor: Visitor) -> bool:
-        link = self._links.get(visitor.id)
-        return link is not None and not link.closed and visitor.id not in self.node.deaths
+        link = self._links.get(visitor.peer)
+        return link is not None and not link.closed and visitor.peer not in self.node.deaths
 
-    def handle(self, message: Any) -> None:
+    def handle(self, visitor: Visitor, message: wire.ToolMessage, body: Body) -> None:
         """See ``AttachedProcess.handle``. Viewers without control cannot run code here."""
         match message:
             case wire.DriveRank():
-                visitor = self._visitors[message.controller]
                 with self._changing:
                     if self._may_drive(visitor, message.force):
                         self._drive(visitor)
                     else:
                         self._tell_driver(visitor)
-            case wire.CallActor() if self._is_refused(message):
-                self._refuse(message)
-            case wire.InterruptRank() if self._driver is None or message.sender != self._driver.id:
-                self._refuse(message)
+            case Call() | Interrupt() if visitor is not self._driver and self._is_of_driver(message):
+                from monarch_kernel.debugger.controller.viewers import DriverError
+
+                fault = encode_fault(capture(DriverError("another viewer has control of this job")))
+                self.answer_to(visitor, message)(ERROR, fault)
             case _:
-                super().handle(message)
+                super().handle(visitor, message, body)
 
-    def _refuse(self, message: wire.CallActor | wire.InterruptRank) -> None:
-        from monarch_kernel.debugger.controller.viewers import DriverError
-
-        fault = encode_fault(capture(DriverError("another viewer has control of this job")))
-        self.answer_to(message.sender, message.call)(ERROR, fault)
-
-    def _is_refused(self, message: wire.CallActor) -> bool:
-        if self._driver is not None and self._driver.id == message.sender:
-            return False
+    def _is_of_driver(self, message: Call | Interrupt) -> bool:
+        """Return whether only the viewer in control may send this message."""
+        if isinstance(message, Interrupt):
+            return True
         actor = self.actors.get(message.actor)
         return actor is not None and message.endpoint in actor.of_driver
 
@@ -194,13 +187,13 @@ class JoinedProcess(AttachedProcess):
     def _on_silence(self, visitor: Visitor) -> None:
         silent = time.monotonic() - visitor.heard
         with self._changing:
-            link = self._links.get(visitor.id)
+            link = self._links.get(visitor.peer)
             if link is None or link.closed:  # held for the requested time
-                self.lose(visitor.id)
+                self.lose(visitor.peer)
                 return
             if visitor is self._driver:
                 stops = self._let_go(visitor)
-                visitor.send(wire.encode(wire.RankReleased(visitor.uid, visitor.point.rank, stops, silent)))
+                visitor.tell(wire.RankReleased(stops, silent))
         super()._on_silence(visitor)
 
     def _on_back(self, visitor: Visitor) -> None:
@@ -250,7 +243,7 @@ class JoinedProcess(AttachedProcess):
     def _interrupt_cells(self, visitor: Visitor | None) -> None:
         for name, owner in list(self._owners.items()):
             actor = self.actors.get(name)
-            if visitor is not None and owner == visitor.id and actor is not None:
+            if visitor is not None and owner == visitor.peer and actor is not None:
                 _interrupt_cell(actor)
 
     def _tidy(self, looked: bool) -> None:
@@ -289,14 +282,14 @@ class JoinedProcess(AttachedProcess):
 
     def _on_output(self, stream: int, data: bytes) -> None:
         driver = self._driver
-        link = self._links.get(driver.id) if driver is not None else None
+        link = self._links.get(driver.peer) if driver is not None else None
         if driver is not None and link is not None and link.waiting < MOST_OUTPUT:
-            link.send(wire.encode(wire.ToolOutput(driver.uid, driver.point.rank, stream, data)))
+            driver.tell(OutputChunk("", stream), data)
 
     def tell_fault(self, count: int, text: str) -> None:
         """Report a fault of the tools to viewers."""
         for visitor in list(self._visitors.values()):
-            visitor.send(wire.encode(wire.RankFault(visitor.uid, visitor.point.rank, count, text)))
+            visitor.tell(wire.RankFault(count, text))
 
     def interrupt_main_thread(self) -> None:
         """Interrupt the cell that runs in this rank. The program's own main thread continues."""

@@ -148,10 +148,10 @@ def _entered(first: bytes) -> bytes:
     """Answer a viewer's first message before loading the tools, which takes much longer."""
     from monarch_kernel.engines.hosted import wire
 
-    message = wire.decode(first)
+    message, _ = wire.unpack(first)
     if not isinstance(message, wire.EnterRank):
         raise ValueError(f"a viewer began with a {type(message).__name__}")
-    return wire.encode(wire.RankEntered(message.uid, message.rank, socket.gethostname(), os.getpid()))
+    return wire.pack(wire.RankEntered(socket.gethostname(), os.getpid()))
 
 
 def _drop(_link: FrameLink, _frame: bytes) -> None:

@@ -19,7 +19,7 @@ from monarch_kernel.engines.join.identity import RankIdentity
 from monarch_kernel.protocol.socket_peers import is_ours, peer_of
 from monarch_kernel.runtime.host import py_spy
 
-__all__ = ["HELLO", "JoinableRank", "RankLink", "RankMachines", "ThisMachine", "greet", "joinable_rank", "refreshed"]
+__all__ = ["HELLO", "JoinableRank", "RankLink", "ThisMachine", "greet", "joinable_rank", "refreshed"]
 
 
 # Read stacks of ranks that cannot answer, from another process of the same user, with py-spy.
@@ -129,17 +129,23 @@ class JoinableRank:
         return {**asdict(self.announced), **more}
 
 
-class RankMachines(Protocol):
-    """One or several machines on which ranks can be found."""
+class ThisMachine:
+    """The ranks of this user on this machine.
 
-    @property
-    def ended(self) -> bool:
-        """Whether the connection to the machine is over."""
-        ...
+    Args:
+        loop: carries messages to and from them.
+    """
+
+    #: Whether the connection to the machine is over. No connection is needed.
+    ended = False
+
+    def __init__(self, loop: FrameLoop) -> None:
+        self._loop = loop
+        self._asked: Asked = {}
 
     def find(self, name: str = "") -> list[RankAnnouncement]:
         """Return the ranks of jobs of this name, or of all jobs."""
-        ...
+        return [each for each in refreshed(self._asked) if name in ("", each.name)]
 
     def connect(
         self,
@@ -153,45 +159,8 @@ class RankMachines(Protocol):
             on_frame: called with each message of a rank, in order, on a thread that it must not block.
             on_closed: called when a connection has ended, on the same thread.
         """
-        ...
-
-    def read_stacks(
-        self, ranks: Sequence[RankAnnouncement], native: bool, timeout: float
-    ) -> dict[RankAnnouncement, OutsideRead]:
-        """Read the stacks of ranks without their cooperation. Stacks that cannot be read in time are missing."""
-        ...
-
-
-class ThisMachine:
-    """The ranks of this user on this machine.
-
-    Args:
-        loop: carries messages to and from them.
-    """
-
-    def __init__(self, loop: FrameLoop) -> None:
-        self._loop = loop
-        self._asked: Asked = {}
-
-    @property
-    def ended(self) -> bool:
-        """See ``RankMachines``. Always false: no connection is needed."""
-        return False
-
-    def find(self, name: str = "") -> list[RankAnnouncement]:
-        """See ``RankMachines``."""
-        return [each for each in refreshed(self._asked) if name in ("", each.name)]
-
-    def connect(
-        self,
-        wanted: Iterable[RankAnnouncement],
-        on_frame: Callable[[RankAnnouncement, bytes], None],
-        on_closed: Callable[[RankAnnouncement], None],
-    ) -> list[JoinableRank]:
-        """See ``RankMachines``."""
-        sockets = greet(wanted)
         found: list[JoinableRank] = []
-        for rank, sock in sockets:
+        for rank, sock in greet(wanted):
             announced = rank.announced
             link = self._loop.add(sock, lambda _link, frame, of=announced: on_frame(of, frame))
             link.on_closed = lambda _link, of=announced: on_closed(of)
@@ -202,7 +171,10 @@ class ThisMachine:
     def read_stacks(
         self, ranks: Sequence[RankAnnouncement], native: bool, timeout: float
     ) -> dict[RankAnnouncement, OutsideRead]:
-        """See ``RankMachines``. Processes of another PID namespace cannot be read."""
+        """Read the stacks of ranks without their cooperation. Stacks that cannot be read in time are missing.
+
+        Processes of another PID namespace cannot be read.
+        """
         here = pid_space()
         by_pid = {each.pid: each for each in ranks if each.space == here}
         return {by_pid[pid]: read for pid, read in read_stacks(by_pid, native, timeout).items()}

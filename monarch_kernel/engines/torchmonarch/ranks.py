@@ -131,23 +131,25 @@ class ToolListener(monarch_actor.Actor):  # pyright: ignore[reportUntypedBaseCla
     def __init__(self, port: Any, first: bytes) -> None:
         message = wire.decode(first)
         assert isinstance(message, wire.EnterRank)
+        rank: int = monarch_actor.context().actor_instance.rank.rank
         self._guest = attached_process()
-        self._guest.enter(message, monarch_actor.context().actor_instance.rank.rank, _sender(port))
+        self._controller = message.controller
+        self._guest.enter(message, rank, _sender(port, message.uid, rank))
 
     @monarch_actor.endpoint
     def deliver(self, data: bytes) -> None:
         """Pass a message to the tools. Never raises: an exception would end this actor."""
         with suppress(Exception):
-            self._guest.receive(data)
+            self._guest.receive(self._controller, data)
 
     def _handle_undeliverable_message(self, _envelope: Any) -> bool:
         """Ignore messages to a controller that is gone. Its missing heartbeats end what it had stopped."""
         return True
 
 
-def _sender(port: Any) -> Callable[[bytes], None]:
+def _sender(port: Any, uid: str, rank: int) -> Callable[[bytes], None]:
     def send(data: bytes) -> None:
         with suppress(Exception):  # the controller is gone
-            port.send(data)
+            port.send((uid, rank, data))
 
     return send

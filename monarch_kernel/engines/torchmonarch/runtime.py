@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 try:
     import monarch.actor as monarch_actor  # pyright: ignore[reportMissingImports]  # torchmonarch is not among our dependencies
@@ -21,10 +21,13 @@ except ImportError as error:
         "that has monarch_kernel"
     ) from None
 
-from monarch_kernel.actor import Extent, ProcMesh
+from monarch_kernel.actor import Extent, HostMesh, ProcMesh
+from monarch_kernel.engines.hosted import wire
 from monarch_kernel.engines.hosted.controller import Carrier, ToolController
+from monarch_kernel.engines.hosted.meshes import HostedHostMesh
+from monarch_kernel.engines.interface import NotOffered, ToolRuntime
 from monarch_kernel.engines.torchmonarch.ranks import NAME, ToolListener
-from monarch_kernel.meshes import KeptError
+from monarch_kernel.meshes import KeptError, KeptInfo
 from monarch_kernel.private_files import read_own_file
 
 #: Matches reports of failures of actors that are not Monarch's own.
@@ -95,11 +98,15 @@ class Attached:
         self.missed: dict[str, int] = {}
 
 
-class MonarchRuntime(ToolController):
-    """Tools on meshes of Monarch's Rust runtime (``interface.ToolRuntime``)."""
+class MonarchRuntime(ToolController, ToolRuntime):
+    """Tools on meshes of Monarch's Rust runtime."""
+
+    NAME = NAME
+    OFFERS = frozenset()
 
     def __init__(self) -> None:
-        super().__init__(NAME)
+        ToolRuntime.__init__(self)
+        ToolController.__init__(self, NAME)
         self._port: Any = None
         self._known: dict[int, tuple[Any, ProcMesh | None]] = {}  # the notebook's meshes, by identity
         atexit.register(self.close)
@@ -117,15 +124,10 @@ class MonarchRuntime(ToolController):
     def _read(self, receiver: Any) -> None:
         while True:
             try:
-                data = receiver.recv().get()
+                uid, rank, data = receiver.recv().get()
             except BaseException:  # Monarch has ended
                 return
-            try:
-                self.receive(data)
-            except Exception:
-                import logging
-
-                logging.getLogger(__name__).exception("a message of a rank could not be handled")
+            self.receive(uid, rank, data)
 
     def _on_fault(self, failure: Any) -> None:
         """Record which ranks died. An unhandled fault never ends a notebook; it is reported there."""
@@ -159,11 +161,11 @@ class MonarchRuntime(ToolController):
         sizes = dict(procs.sizes)
         extent = Extent(tuple(sizes), tuple(sizes.values()))
 
-        def make(first: bytes) -> Carrier:
-            port = self._reply_port()
+        def make(first: wire.EnterRank) -> Carrier:
+            port, data = self._reply_port(), wire.encode(first)
             own = f"tools{os.urandom(4).hex()}"
             return ListenerCarrier(
-                procs, _apart(lambda: procs.spawn(own, ToolListener, port, first)), extent.nelements, own
+                procs, _apart(lambda: procs.spawn(own, ToolListener, port, data)), extent.nelements, own
             )
 
         return self.enter(name, extent, make, owned=owned)
@@ -179,15 +181,48 @@ class MonarchRuntime(ToolController):
         return mesh
 
     def list_proc_meshes(self) -> list[ProcMesh]:
-        """See ``interface.MeshFunctions``. Returns meshes of ``%mesh up``, and meshes in variables of the notebook."""
+        """See ``ToolRuntime``. Returns meshes of ``%mesh up``, and meshes in variables of the notebook."""
         for name, value in list(vars(sys.modules["__main__"]).items()):
             if isinstance(value, monarch_actor.ProcMesh) and not name.startswith("_") and id(value) not in self._known:
                 self._known[id(value)] = value, None  # before entering it, which calls this function, too
                 self._known[id(value)] = value, self.adopt(value, name)
         return super().list_proc_meshes()
 
+    def this_host(self) -> HostMesh:
+        """See ``ToolRuntime``."""
+        return HostedHostMesh(self)
+
+    def joined_jobs(self) -> NoReturn:
+        """Raise `NotOffered`: only kernels on this package's own engine can join jobs."""
+        raise NotOffered(
+            f"the engine {NAME} cannot join jobs that others have started; a kernel without MONARCH_KERNEL_ENGINE can"
+        )
+
+    def interrupt_main_thread(self) -> NoReturn:
+        """Raise `NotOffered`."""
+        raise NotOffered(f"the engine {NAME} cannot interrupt the main thread of the controller")
+
+    def shut_down(self, timeout: float) -> None:
+        """See ``ToolRuntime``."""
+        self.end_all(timeout)
+        ToolRuntime.shut_down(self, timeout)
+
+    # -- kept meshes -----------------------------------------------------------------------------------
+
+    def keep(self, name: str, idle: float) -> NoReturn:
+        """Raise `KeptError`."""
+        raise KeptError(f"the engine {NAME} keeps no meshes: they end with their controller")
+
+    def kept(self) -> list[KeptInfo]:
+        """Return nothing: Monarch keeps no meshes."""
+        return []
+
+    def end_kept(self, name: str, force: bool = False) -> NoReturn:
+        """Raise `KeptError`."""
+        raise KeptError(f"the engine {NAME} keeps no meshes: there is no {name!r}")
+
     def attach(self, name: str, force: bool = False) -> Any:
-        """See ``interface.KeptFunctions``. ``name`` is a file with the pickled ``monarch.actor.ProcMesh`` of a job.
+        """See ``ToolRuntime``. ``name`` is a file with the pickled ``monarch.actor.ProcMesh`` of a job.
 
         Raises:
             KeptError: there is no such file, it contains no such mesh, or the name is an address, which identifies no

@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.engines import tool_runtime
+from monarch_kernel.introspection import call_in_wait
 from monarch_kernel.kernel.debug.stop_notices import StopNotices, is_part_of, of_cell, terminal_hint
 
 if TYPE_CHECKING:
@@ -376,7 +377,7 @@ class StopPrompt:
         if loop is not None:
             loop.call_soon_threadsafe(self._in_loop, debugger, running, context=running.context)
         else:
-            tool_runtime().call_in_wait(lambda: self._in_wait(debugger, running))
+            call_in_wait(lambda: self._in_wait(debugger, running))
         self._opened.wait(OPENING)
 
     def _in_loop(self, debugger: MeshDebugger, running: _RunningCell) -> None:

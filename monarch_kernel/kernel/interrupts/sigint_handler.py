@@ -335,9 +335,9 @@ class MeshTarget:
     @property
     def outlives_kernel(self) -> bool:
         """Whether the mesh outlives this kernel."""
-        from monarch_kernel.engines import tool_runtime
+        from monarch_kernel.meshes import kept_host_of
 
-        return tool_runtime().kept_host_of(self._mesh) is not None
+        return kept_host_of(self._mesh) is not None
 
     def describe(self) -> str:
         """See ``InterruptTarget``."""
@@ -383,12 +383,12 @@ class MeshTarget:
         """Return the ranks that may run code for this target; with ``cells``, those that this kernel has called."""
         if not self._cells:
             return list(self._positions)
-        from monarch_kernel.engines import tool_runtime
+        from monarch_kernel.introspection import awaited_here
         from monarch_kernel.kernel.session import session
 
         managed = session().managed(self._mesh.name)
         own = () if managed is None else (managed.executor._actor, managed.monitor._actor)
-        called = {proc for call in tool_runtime().awaited_here(own) for proc in call.procs}
+        called = {proc for call in awaited_here(own) for proc in call.procs}
         procs = self._mesh._target().procs
         return [rank for rank, position in self._positions.items() if procs[position].id in called]
 

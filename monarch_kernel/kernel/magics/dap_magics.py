@@ -117,7 +117,7 @@ class DapMagics(Subcommands):
             self._end_gateways([gateways[mesh.name, rank] for rank in ranks if (mesh.name, rank) in gateways])
             return
         from monarch_kernel.debugger.dap.gateway import Gateway
-        from monarch_kernel.engines import tool_runtime
+        from monarch_kernel.introspection import hosts_of
 
         here = socket.gethostname()
         for rank in ranks:
@@ -129,7 +129,7 @@ class DapMagics(Subcommands):
         opened = [gateways[mesh.name, rank] for rank in ranks]
         for gateway in opened:
             self.say(_where(gateway))
-        hosts = tool_runtime().hosts_of(mesh)
+        hosts = hosts_of(mesh)
         configurations = [_launch(each, hosts[each.rank]) for each in opened]
         text = json.dumps({"version": "0.2.0", "configurations": configurations}, indent=4)
         self.say(f"\nFor VS Code, in .vscode/launch.json:\n\n{text}\n")

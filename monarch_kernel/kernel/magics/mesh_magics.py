@@ -14,6 +14,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from monarch_kernel.debugger import get_debugger
 from monarch_kernel.debugger.rank.common_point import OF_CELL
 from monarch_kernel.engines import tool_runtime
+from monarch_kernel.introspection import hosts_of
 from monarch_kernel.kernel.cell import Cell, CellLocation
 from monarch_kernel.kernel.cell_run import CellRun, run_here, run_in_background, wait_in_background
 from monarch_kernel.kernel.debug.stop_notices import live
@@ -113,7 +114,7 @@ class MeshMagics(Magics):
         if made.place is not None and made.place.step and not found.no_wait:
             self._check_runs(found, managed, ranks)
         audit = self._notebook.audit
-        hosts = tool_runtime().hosts_of(managed.procs) if audit.is_on else []
+        hosts = hosts_of(managed.procs) if audit.is_on else []
         named = sorted({hosts[rank] for rank in ranks}) if hosts else []
         with audit.during("mesh cell", cell.rstrip("\n"), mesh=managed.name, ranks=format_ranks(ranks), hosts=named):
             self._run(managed, ranks, made, found)

@@ -14,6 +14,7 @@ from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.display.quantities import memory, text_size
 from monarch_kernel.display.tables import table_html
 from monarch_kernel.engines import tool_runtime
+from monarch_kernel.introspection import awaited_here
 from monarch_kernel.kernel.magics.arguments import Arguments, OptionsAt, mesh_argument, ranks_option, text_argument
 from monarch_kernel.kernel.magics.subcommands import Subcommands
 from monarch_kernel.kernel.mesh_lifecycle import kept_by_others
@@ -29,7 +30,7 @@ from monarch_kernel.kernel.output.formatters import (
 from monarch_kernel.kernel.output.publisher import publisher_for
 from monarch_kernel.kernel.sync_run import host_trees, older_modules
 from monarch_kernel.kernel.usage_errors import usage_error
-from monarch_kernel.meshes import KeptError, name_ranks
+from monarch_kernel.meshes import KeptError, held, kept_host_of, name_ranks
 from monarch_kernel.watch import (
     HistoryQueryError,
     MetricsEndpoint,
@@ -77,7 +78,7 @@ class StatusMagics(Subcommands):
             self.say("No mesh is up; %mesh up --procs 4 starts one.")
             return None
         current = self._session.current
-        hosts = {mesh.name: host for host in tool_runtime().held() for mesh in host.proc_meshes}
+        hosts = {mesh.name: host for host in held() for mesh in host.proc_meshes}
         listed: list[MeshSummary] = []
         for name, mesh in meshes.items():
             states = _ask(mesh.status())
@@ -128,7 +129,7 @@ class StatusMagics(Subcommands):
             )
         warnings = self._notebook.walltimes.of_mesh(mesh)
         self._say_without_view()
-        return MeshStatus(mesh.name, listed, kept_here(tool_runtime().kept_host_of(mesh)), trees, warnings)
+        return MeshStatus(mesh.name, listed, kept_here(kept_host_of(mesh)), trees, warnings)
 
     def _say_without_view(self) -> None:
         """Print once where live views come from, if a kernel has never had one."""
@@ -318,7 +319,7 @@ def rank_locations(notebook: Notebook, mesh: ProcMesh, actors: bool = True) -> d
 
 def _called(mesh: ProcMesh) -> dict[int, str]:
     """Return the ranks of a mesh that this process waits for, and the call of each."""
-    waiting = {proc: f"called: {call.what}" for call in tool_runtime().awaited_here() for proc in call.procs}
+    waiting = {proc: f"called: {call.what}" for call in awaited_here() for proc in call.procs}
     procs = mesh._target().procs
     return {rank: waiting[ref.id] for rank, ref in enumerate(procs) if ref.id in waiting}
 

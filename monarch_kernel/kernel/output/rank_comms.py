@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_kernel.debugger.controller.query import ask
-from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.rank import name_lookup
 from monarch_kernel.kernel.session import MeshSession
+from monarch_kernel.meshes import on_change
 from monarch_kernel.output import RankOutput
 
 #: The interval between two updates of a widget's state (seconds). Progress bars of many ranks would otherwise exceed
@@ -92,7 +92,7 @@ class RankComms:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._answers_pages = False
-        self._unsubscribe = tool_runtime().on_change(lambda: self._post(self._drop_ended) if self._proxies else None)
+        self._unsubscribe = on_change(lambda: self._post(self._drop_ended) if self._proxies else None)
 
     def close(self) -> None:
         """Stop. Widgets stay as they are."""

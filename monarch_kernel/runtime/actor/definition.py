@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch_kernel.runtime.actor.context import context
+from monarch_kernel.runtime.actor.context import context, current
 
 if TYPE_CHECKING:
     from inspect import Signature
@@ -49,7 +49,8 @@ class Undeliverable(msgspec.Struct, frozen=True):
 
 def tell_undeliverable(what: str, ranks: tuple[int, ...], cause: str) -> bool:
     """Let the running actor handle a message that cannot be delivered; returns whether the actor handled it."""
-    instance: Any = context().actor_instance
+    here = current.get()
+    instance: Any = here.actor_instance if here is not None else None
     handler = getattr(getattr(instance, "object", None), "_handle_undeliverable_message", None)
     return handler is not None and bool(handler(Undeliverable(what, ranks, cause)))
 

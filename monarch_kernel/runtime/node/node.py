@@ -161,6 +161,8 @@ class Node:
         self.deaths: dict[str, Death] = {}
         #: Procs declared dead that may be alive: only the connection to them was lost.
         self.out_of_reach: set[str] = set()
+        #: Procs of other runtimes and programs, to which all buffers of a message travel inside it.
+        self.carried: set[str] = set()
         self.calls: dict[int, Sink] = {}
         self.handlers: dict[type, Handler] = {
             Hello: self._on_hello,
@@ -410,7 +412,7 @@ class Node:
         Returns:
             The body to send, and the reference for the header (None: the body has everything).
         """
-        if not receivers or self.id in receivers:
+        if not receivers or self.id in receivers or not self.carried.isdisjoint(receivers):
             return body, None
         far = sum(self.routes.far(self.refs[proc]) for proc in receivers)
         if far:

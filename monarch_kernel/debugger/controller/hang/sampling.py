@@ -19,7 +19,7 @@ from monarch_kernel.debugger.model.evidence import DEAD, LATE, PAUSED, SILENT, S
 from monarch_kernel.debugger.rank.hang import collect
 from monarch_kernel.debugger.source_locations import SourceLocation
 from monarch_kernel.engines import tool_runtime
-from monarch_kernel.introspection import StackRead, Whole
+from monarch_kernel.introspection import StackRead, Whole, deaths_of, whole_of
 
 #: The time between the two samples (seconds).
 APART = 0.4
@@ -32,7 +32,7 @@ DEPTH, ALL = 128, 2000
 def sample_and_judge(mesh: ProcMesh | ActorMesh[Any], ranks: Iterable[int] | None, timeout: float) -> Verdict:
     """See `hang`."""
     deadline = time.monotonic() + timeout
-    whole = tool_runtime().whole_of(mesh)
+    whole = whole_of(mesh)
     chosen = None if ranks is None else sorted(set(ranks))
     first = _sample(mesh, chosen, DEPTH, deadline)
     answered = [rank for rank, each in first.items() if each.answered]
@@ -50,7 +50,7 @@ def _sample(
     mesh: ProcMesh | ActorMesh[Any], ranks: Sequence[int] | None, depth: int, deadline: float
 ) -> dict[int, Evidence]:
     """Collect what each of these ranks reports, or what others report about it."""
-    whole = tool_runtime().whole_of(mesh)
+    whole = whole_of(mesh)
     found: dict[int, Evidence] = {}
     missing: Sequence[int] | None = ranks
     outside: dict[int, Evidence] = {}
@@ -85,8 +85,8 @@ def _as_it_stands(whole: Whole, evidence: Evidence) -> Evidence:
 
 def _signal_of(mesh: ProcMesh | ActorMesh[Any], rank: int) -> int:
     """Return the signal that ended a rank; 0 if it is unknown, or there was none."""
-    whole = tool_runtime().whole_of(mesh)
-    death = tool_runtime().deaths_of(whole.procs).get(whole.ranks[rank])
+    whole = whole_of(mesh)
+    death = deaths_of(whole.procs).get(whole.ranks[rank])
     return 0 if death is None else death.signal
 
 
@@ -94,7 +94,7 @@ def _from_outside(mesh: ProcMesh | ActorMesh[Any], ranks: Sequence[int]) -> dict
     """Return evidence about ranks that did not answer, as read by their host agents."""
     if not ranks:
         return {}
-    whole = tool_runtime().whole_of(mesh)
+    whole = whole_of(mesh)
     reads = tool_runtime().stacks_from_outside(whole.procs, [whole.ranks[rank] for rank in ranks], timeout=2.0)
     return {rank: _evidence_of(rank, reads[whole.ranks[rank]]) for rank in ranks}
 

@@ -21,7 +21,7 @@ from monarch_kernel.debugger.rank.stacks import sample, snapshot
 from monarch_kernel.debugger.source_locations import Label, SourceLocation, kind_of
 from monarch_kernel.display.quantities import source_line
 from monarch_kernel.engines import tool_runtime
-from monarch_kernel.introspection import StackRead, Whole, issued_at
+from monarch_kernel.introspection import StackRead, Whole, hosts_of, issued_at, whole_of
 
 # Find the lines of this controller that issued the tensor operations that ranks run.
 
@@ -105,7 +105,7 @@ def stacks(
         RuntimeError: the mesh was stopped.
     """
     started = time.monotonic()
-    whole = tool_runtime().whole_of(mesh)
+    whole = whole_of(mesh)
     chosen = chosen_ranks(ranks, len(whole.ranks))
     if not over >= 0:
         raise ValueError(f"over is a number of seconds of at least 0, not {over}")
@@ -136,7 +136,7 @@ def stacks(
             unread[rank] = sentence
         else:
             found[rank], late[rank] = taken, sentence
-    hosts = tool_runtime().hosts_of(whole.procs)
+    hosts = hosts_of(whole.procs)
     return Stacks(
         whole.procs.name,
         mesh.extent,
