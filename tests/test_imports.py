@@ -194,7 +194,7 @@ EXCEPTIONS = {
     "monarch_kernel.aliases": {"workspace_sync.mounts", "workspace_sync.model.workspace"},
     f"{RUNTIME}.actor.errors": {"monarch_kernel.errors"},
     f"{RUNTIME}.actor.unhandled_fault": {"monarch_kernel.actor"},
-    f"{DEBUGGER}.rank.stacks": {f"{RUNTIME}.actor.execution.async_instance"},
+    f"{DEBUGGER}.rank.task_stacks": {f"{RUNTIME}.actor.execution.async_instance"},
     # The telemetry of a job and its servers: what the watch sees; its mounts.
     f"{LAUNCHERS}.services": {WATCH},
     f"{LAUNCHERS}.job": {WATCH, "workspace_sync.mounts"},

@@ -18,7 +18,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from monarch_kernel.debugger.rank.stacks import task_stacks
+from monarch_kernel.debugger.rank.task_stacks import task_stacks
 from tests.waiting import patience
 
 HERE = __file__

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.debugger.rank.stacks import task_stacks
+from monarch_kernel.debugger.rank.task_stacks import task_stacks
 from tests.debugger.stacks import scenes
 from tests.debugger.stacks.scenes import HERE, by_spinning, running
 from tests.waiting import patience
