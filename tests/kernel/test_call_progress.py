@@ -21,16 +21,16 @@ class Waiter(Actor):
 
 #: Calls a function when the kernel has looked at the cell that runs, at a time when it shows what has taken long.
 LOOKED = """import time
-from monarch_kernel.engines import own
+from monarch_kernel.kernel import call_progress
 def when_looked_at(call=lambda: None):
-    began, seen, real = time.monotonic(), [], own.awaited_here
+    began, seen, real = time.monotonic(), [], call_progress.awaited_here
     def counted():
         seen.append(time.monotonic())
         return real()
-    own.awaited_here = counted
+    call_progress.awaited_here = counted
     while not seen or seen[-1] < began + 2:
         time.sleep(0.01)
-    own.awaited_here = real
+    call_progress.awaited_here = real
     call()
 """
 
