@@ -29,6 +29,9 @@ from monarch_kernel.debugger.rank.stopping.expressions import (
 )
 from monarch_kernel.thread_frames import raise_in_thread
 
+#: The maximum length of a string that an evaluation returns unchanged (characters).
+RAW = 2_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
@@ -89,8 +92,12 @@ class Handles:
             assign(frame, name, value)
         return self._variable(frame, name, value)
 
-    def evaluation(self, frame: FrameType, value: Any) -> Evaluation:
-        """Build the answer to an evaluation that returned this value."""
+    def evaluation(self, frame: FrameType, value: Any, raw: bool = False) -> Evaluation:
+        """Build the answer to an evaluation that returned this value; with `raw`, the answer to a string is itself."""
+        if raw and isinstance(value, str):
+            if len(value) > RAW:
+                return Evaluation("", "str", error=f"the string has {len(value):,} characters, more than {RAW:,}")
+            return Evaluation(value, type_name(value))
         named, indexed = counts(value)
         ref = self._hold(frame, value) if named or indexed else 0
         return Evaluation(long(value), type_name(value), ref, named, indexed)

@@ -300,7 +300,7 @@ class StopTracer:
             parked = self._find(stop_id)
         return parked.run(lambda: parked.handles.set(ref, name, expression), LOOK_TIMEOUT)
 
-    def evaluate(self, stop_id: int, frame: int, source: str, timeout: float = 5.0) -> Evaluation:
+    def evaluate(self, stop_id: int, frame: int, source: str, timeout: float = 5.0, *, raw: bool = False) -> Evaluation:
         """Run an expression or statements in a frame, in the stopped thread.
 
         Args:
@@ -308,6 +308,7 @@ class StopTracer:
             source: Python code; assignments change the function's variables, and new names last as long as the stop.
             timeout: the time limit (seconds), after which the evaluation is interrupted, unless it is in C outside the
                 main thread.
+            raw: return a string unchanged, rather than its `repr` of limited length.
 
         Raises:
             KeyError: the stop does not exist, or is over.
@@ -320,7 +321,7 @@ class StopTracer:
                 has_value, value = run(there, source, parked.handles.extra)
             except (Exception, SystemExit) as error:
                 return Evaluation("", type(error).__qualname__, error=summary(error))
-            return parked.handles.evaluation(there, value) if has_value else Evaluation("")
+            return parked.handles.evaluation(there, value, raw) if has_value else Evaluation("")
 
         try:
             return parked.run(work, timeout)
