@@ -24,6 +24,7 @@ from traitlets import Bool, Type
 from monarch_kernel import environment
 from monarch_kernel._version import __version__
 from monarch_kernel.aliases import enable_monarch_imports
+from monarch_kernel.display import is_hidden
 from monarch_kernel.introspection import child_processes
 from monarch_kernel.kernel.debug.mux import DEADLINE, SETTINGS, MonarchDebugger, answer_beside
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
@@ -166,14 +167,14 @@ class MonarchKernel(IPythonKernel):
             request = session.deserialize(frames, content=False, copy=False)
             header = request["header"]
             if header["msg_type"] == "execute_request" and header.get("subshell_id") is None:
+                request["content"] = session.unpack(request["content"])
                 ranks, running = getattr(getattr(self, "debugger", None), "ranks", None), self._running
-                if ranks is not None and running is not None:
-                    request["content"] = session.unpack(request["content"])
-                    if answer_beside(self, idents, request, running, ranks):
-                        return
-                with self._arrival:
-                    self._arrived.add(header["msg_id"])
-                    self._arrival.notify_all()
+                if ranks is not None and running is not None and answer_beside(self, idents, request, running, ranks):
+                    return
+                if not is_hidden(request["content"]):
+                    with self._arrival:
+                        self._arrived.add(header["msg_id"])
+                        self._arrival.notify_all()
         await super().shell_channel_thread_main(msg)
 
     def set_parent(self, ident: Any, parent: dict[str, Any], channel: str = "shell") -> None:

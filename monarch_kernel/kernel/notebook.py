@@ -13,9 +13,10 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -25,6 +26,7 @@ from monarch_kernel import environment
 from monarch_kernel.actor import ActorMesh
 from monarch_kernel.debugger.commands.grammar import CommandError
 from monarch_kernel.debugger.frontend import Frontend
+from monarch_kernel.display import runs_hidden
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import begin_record, trace_records
 from monarch_kernel.kernel.call_progress import CallProgress
@@ -208,6 +210,9 @@ class CellPlans:
 #: The maximum length of a logged text (characters).
 LONGEST = 65_536
 
+#: The variable in which VS Code stores the path of the notebook; Jupyter servers set an environment variable.
+_VSCODE_FILE = "__vsc_ipynb_file__"
+
 End = Callable[[str], None]
 
 
@@ -217,20 +222,22 @@ class AuditLog:
     Args:
         path: the file, created with mode 0600; empty: write nothing.
         texts: whether to write the text of cells in addition to their digests.
+        names: the variables of the notebook; VS Code stores its file in one of them.
     """
 
-    def __init__(self, path: str, texts: bool) -> None:
+    def __init__(self, path: str, texts: bool, names: Mapping[str, object] = MappingProxyType({})) -> None:
         self._path = os.path.abspath(os.path.expanduser(path)) if path else ""
         self._texts = texts
+        self._names = names
         self._file: AppendOnlyFile | None = None
         self._lock = threading.Lock()
         self._run = os.urandom(4).hex()
         self._numbers = itertools.count(1)
 
     @classmethod
-    def of_environment(cls) -> AuditLog:
+    def of_environment(cls, names: Mapping[str, object] = MappingProxyType({})) -> AuditLog:
         """Return the log configured by environment variables."""
-        return cls(environment.AUDIT_LOG.get(), bool(environment.AUDIT_TEXT.get()))
+        return cls(environment.AUDIT_LOG.get(), bool(environment.AUDIT_TEXT.get()), names)
 
     @property
     def is_on(self) -> bool:
@@ -241,7 +248,7 @@ class AuditLog:
         """Write that an action begins.
 
         Args:
-            did: the kind of action: "cell", "mesh cell", "command".
+            did: the kind of action: "cell", "mesh cell", "hidden code", "command".
             text: the code of a cell; its digest is written.
             line: a command line, written verbatim.
             where: mesh, ranks, hosts and similar fields; empty fields are omitted.
@@ -257,7 +264,7 @@ class AuditLog:
             "user": _user(),
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "notebook": os.environ.get("JPY_SESSION_NAME", ""),
+            "notebook": os.environ.get("JPY_SESSION_NAME") or str(self._names.get(_VSCODE_FILE, "")),
             "did": did,
             "line": line[:LONGEST],
         }
@@ -337,6 +344,10 @@ class _RunningCell(threading.local):
     key = ""
     raw = ""
 
+    def __init__(self) -> None:
+        #: Key and text of the cell before each piece of hidden code that runs now.
+        self.before_hidden: list[tuple[str, str]] = []
+
 
 class NotebookFrontend(Frontend):
     """Information about this notebook for debugger consoles, including those of other programs."""
@@ -402,7 +413,7 @@ class Notebook:
         self.plans = CellPlans()
         self.last_cell: tuple[str, str] | None = None  # the file and the text of the latest `%%mesh` cell
         self._end_record: Callable[[int], None] = lambda _mark: None
-        self.audit = AuditLog.of_environment()
+        self.audit = AuditLog.of_environment(shell.user_ns)
         self._end_entry: Callable[[str], None] = lambda _outcome: None
         self.is_busy = False  # a cell runs
         self.missed_view = False  # the user was told that no live view is connected
@@ -413,11 +424,20 @@ class Notebook:
         """Return whether errors may use colours."""
         return str(getattr(self.shell, "colors", "")).lower() != "nocolor"
 
+    @property
+    def has_no_panel(self) -> bool:
+        """Whether the notebook is in VS Code or Colab, which load no extensions of JupyterLab."""
+        return _VSCODE_FILE in self.shell.user_ns or "google.colab" in sys.modules
+
     # -- events of the shell -------------------------------------------------------------------
 
     def before_cell(self, info: Any) -> None:
         """The callback for IPython's `pre_run_cell`."""
         self.is_busy = True
+        if runs_hidden(self.shell):
+            self._begin_hidden(info)
+            return
+        self._running.before_hidden.clear()
         self._running.raw = info.raw_cell or ""
         self._running.key = self._latest = f"{RUN}-{next(_count)}"
         set_origin(self.cell_key)
@@ -440,9 +460,12 @@ class Notebook:
     def after_cell(self, result: Any) -> None:
         """The callback for IPython's `post_run_cell`: show what actors printed during an ordinary cell."""
         self.is_busy = False
-        self._end_record(int(not getattr(result, "success", True)))
         error = getattr(result, "error_before_exec", None) or getattr(result, "error_in_exec", None)
         self._end_entry("ok" if error is None else outcome_of(error))
+        if self._running.before_hidden:
+            self._end_hidden()
+            return
+        self._end_record(int(not getattr(result, "success", True)))
         if error is not None:
             self.watched.call_failed(self.cell_key, error)
         self._calls.end()
@@ -460,6 +483,24 @@ class Notebook:
         self._foreign.clear()
         self._own_output.stop()
         self.walltimes.show_waiting()
+
+    def _begin_hidden(self, info: Any) -> None:
+        """Begin code that a front end runs for itself. It is no cell: notices wait, since nobody would see them."""
+        self._running.before_hidden.append((self._running.key, self._running.raw))
+        self._running.raw = info.raw_cell or ""
+        self._running.key = f"{RUN}-{next(_count)}"
+        set_origin(self.cell_key)
+        self._publishers[self.cell_key] = publisher_for(self.shell)
+        self._end_entry = self.audit.begin("hidden code", self._running.raw)
+
+    def _end_hidden(self) -> None:
+        """End it. Later output of the ranks is shown in the last cell that the user sees."""
+        output = self.router.get(self.cell_key)
+        if output is not None:
+            output.show()
+        self._publishers.pop(self.cell_key, None)
+        self._running.key, self._running.raw = self._running.before_hidden.pop()
+        set_origin(self.cell_key)
 
     def close(self) -> None:
         """Detach from the shell."""

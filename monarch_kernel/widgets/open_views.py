@@ -29,10 +29,11 @@ def live_view(plots: Streams | None = None, **traits: Any) -> MeshWidget | None:
         traits: the traits of the widget.
 
     Returns:
-        The view; None if the front end cannot show one, because there is no kernel or no anywidget.
+        The view; None if the front end cannot show one, because there is no kernel or no anywidget, or in Colab.
     """
     kernel = _kernel()
-    if kernel is None or importlib.util.find_spec("anywidget") is None:
+    # Colab shows an error instead of the HTML beside a widget that its own manager does not know.
+    if kernel is None or importlib.util.find_spec("anywidget") is None or "google.colab" in sys.modules:
         return None
     from monarch_kernel.widgets.mesh_widget import MeshWidget
 

@@ -14,7 +14,7 @@ from html import escape
 from typing import Any
 
 from monarch_kernel.actor import ActorMesh, ProcMesh
-from monarch_kernel.display import tables
+from monarch_kernel.display import runs_hidden, tables
 from monarch_kernel.display.charts import figure, over_time
 from monarch_kernel.meshes import format_ranks, name_ranks
 from monarch_kernel.subscriptions import Subscribers
@@ -115,10 +115,12 @@ class Plot:
         self._readings.notify((time.time(), {}))
 
     def _before_cell(self, _info: Any) -> None:
-        self._running = True
+        self._running = not runs_hidden(self._shell)
 
     def _after_cell(self, _result: Any) -> None:
         """Handle the end of a cell: draw its changes. The last numbers are the final ones of the cell."""
+        if runs_hidden(self._shell):
+            return
         if not self._ended:
             with suppress(Exception):  # the mesh was stopped
                 self._sampler.read()

@@ -265,7 +265,7 @@ class MemoryDebugger:
         return [at for at in self.stops() if at.stop.reason == "post mortem" and at.rank in wanted]
 
     def evaluate(
-        self, stops: Iterable[RankStop], source: str, frame: int = 0, timeout: float = 5.0
+        self, stops: Iterable[RankStop], source: str, frame: int = 0, timeout: float = 5.0, *, raw: bool = False
     ) -> dict[Key, Evaluation]:
         found: dict[Key, Evaluation] = {}
         for at in stops:
@@ -277,7 +277,8 @@ class MemoryDebugger:
             except Exception as error:
                 found[at.key] = Evaluation("", error=f"{type(error).__name__}: {error}")
             else:
-                found[at.key] = Evaluation("" if value is None else repr(value), type(value).__name__)
+                text = value if raw and isinstance(value, str) else "" if value is None else repr(value)
+                found[at.key] = Evaluation(text, type(value).__name__)
         return found
 
     def call(

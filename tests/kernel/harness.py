@@ -50,13 +50,21 @@ class Outcome:
 class Cell:
     """A cell that has been sent to the kernel; its output arrives while the test looks at it."""
 
-    def __init__(self, client: BlockingKernelClient, code: str, subshell: str | None = None) -> None:
+    def __init__(
+        self,
+        client: BlockingKernelClient,
+        code: str,
+        subshell: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        **content: Any,
+    ) -> None:
         self._client = client
         self.outcome = Outcome()
         self.events: list[dict[str, Any]] = []
         """What the debugger has published since the cell was sent."""
         self._idle = False
-        message = client.session.msg("execute_request", {"code": code, "silent": False, "allow_stdin": False})
+        content = {"code": code, "silent": False, "allow_stdin": False, **content}
+        message = client.session.msg("execute_request", content, metadata=metadata)
         message["header"]["subshell_id"] = subshell
         client.shell_channel.send(message)
         self.msg_id = message["header"]["msg_id"]
@@ -154,9 +162,9 @@ class Kernel:
         """The kernel's process."""
         return int(self.manager.provisioner.pid)  # type: ignore[union-attr]
 
-    def send(self, code: str, subshell: str | None = None) -> Cell:
-        """Start a cell, and look at it while it runs."""
-        return Cell(self.client, code, subshell)
+    def send(self, code: str, subshell: str | None = None, **options: Any) -> Cell:
+        """Start a cell, and look at it while it runs; the options are those of `Cell`."""
+        return Cell(self.client, code, subshell, **options)
 
     def run(self, code: str) -> Outcome:
         """Run a cell to its end."""

@@ -1,12 +1,13 @@
-"""`%load_ext monarch_kernel` in a plain ipykernel and in IPython without any kernel."""
+"""`%load_ext monarch_kernel` in a plain ipykernel, in one that differs as Colab's does, and in IPython without any."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,21 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def plain() -> object:
-    """A plain ipykernel with the extension loaded and a mesh of two ranks."""
+def colab_kernel(jupyter_folders: Path) -> str:
+    """The name of a kernel like Colab's, with its kernelspec installed."""
+    folder = jupyter_folders / "prefix" / "share" / "jupyter" / "kernels" / "colab"
+    folder.mkdir(parents=True, exist_ok=True)
+    argv = [sys.executable, str(ROOT / "tests" / "kernel" / "colab.py"), "-f", "{connection_file}"]
+    (folder / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "Colab", "language": "python"}))
+    return "colab"
+
+
+@pytest.fixture(scope="module", params=["python3", "colab"])
+def plain(request: pytest.FixtureRequest, colab_kernel: str) -> Iterator[Kernel]:
+    """A kernel of others with the extension loaded and a mesh of two ranks."""
     from tests.kernel import harness
 
-    kernel = harness.start_kernel("python3")
+    kernel = harness.start_kernel(request.param)
     try:
         kernel.ok("%load_ext monarch_kernel")
         kernel.ok("%mesh up --procs 2")
@@ -78,6 +89,31 @@ def test_unloading_takes_the_magics_away_and_loading_brings_them_back(plain: Ker
     assert text(plain.ok("%%mesh\n1")) == "[0-1] 1"
 
 
+def test_views_are_html_in_colab(start_kernel: Callable[..., Kernel], colab_kernel: str) -> None:
+    kernel = start_kernel(colab_kernel)
+    kernel.ok("%load_ext monarch_kernel\n%mesh up --procs 2\nfrom monarch_kernel import get_mesh\nm = get_mesh('m')")
+    for shown in ("%mesh status", "m", "m.show()"):
+        out = kernel.ok(shown)
+        assert out.result is not None and set(out.result) == {"text/plain", "text/html"}
+        assert "mesh m" in out.result["text/html"] and "2 idle" in out.result["text/html"]
+        assert (out.stdout, out.stderr, out.displays) == ("", "", [])
+
+
+def test_help_and_completions(plain: Kernel) -> None:
+    client = plain.client
+    plain.ok("def halve(x):\n    'Half of it.'")
+    # Ranks of a busy machine take longer to answer than a person who types should wait.
+    plain.ok(f"from monarch_kernel.kernel.magics import rank_introspection as r\nr.FIRST = r.LATER = {patience(60)}")
+    plain.ok("%%mesh\nlearning_rate = 0.1")
+    for code, found in (("halve", "Half of it."), ("%%mesh\nlearning_rate", "0.1")):
+        client.inspect(code, len(code))
+        reply = client.get_shell_msg(timeout=patience(60))["content"]
+        assert found in reply["data"]["text/plain"], reply
+    for code, found in (("hal", "halve"), ("%mesh sta", "status"), ("%%mesh\nlearning_r", "learning_rate")):
+        client.complete(code, len(code))
+        assert found in client.get_shell_msg(timeout=patience(60))["content"]["matches"]
+
+
 def in_ipython(*cells: str) -> str:
     """Run cells in IPython in a process of its own; what it printed."""
     program = textwrap.dedent(
@@ -107,6 +143,7 @@ def test_ipython_without_a_kernel_shows_text() -> None:
         "class A(Actor):\n    @endpoint\n    def f(self):\n        return 1 / 0",
         "get_mesh('m').spawn('a', A).f.call().get()",
         "%mesh ls",
+        "%mesh status",
         "%mesh down",
     )
     assert "mesh m: 2 ranks (gpus=2) on this host, ready in" in told

@@ -16,6 +16,7 @@ from monarch_kernel.tensor import (
     MixedTensorsError,
     RanksDifferWarning,
     RemoteException,
+    call_on_shard_and_fetch,
     get_active_mesh,
     inspect,
     remote,
@@ -156,6 +157,9 @@ def test_the_active_mesh_tells_where_ranks_are(grid: Any) -> None:
         assert [int(inspect(place, hosts=h, gpus=g)) for h in (0, 1) for g in (0, 1)] == [0, 1, 2, 3]
         assert inspect(mesh.rank(["gpus", "hosts"]), hosts=0, gpus=1) == 2
         assert {name: int(x) for name, x in inspect(mesh.ranks, hosts=1, gpus=0).items()} == {"hosts": 1, "gpus": 0}
+        assert list(mesh.ranks) == ["hosts", "gpus"] and "gpus" in mesh.ranks and "racks" not in mesh.ranks
+        last = {"hosts": 1, "gpus": 1}
+        assert call_on_shard_and_fetch(lambda ranks: sum(ranks.values()), mesh.ranks, shard=last).get() == 2
         assert mesh.coordinates(2) == {"hosts": 1, "gpus": 0}
         assert mesh.process_group(("hosts", "gpus")).size() == 4
         part = mesh(hosts=1)

@@ -197,11 +197,16 @@ class MeshDebugger:
                     self.registry.on_resumed(watched.whole.uid, rank, stop, how)  # it was over, and its event was lost
 
     def evaluate(
-        self, stops: Iterable[RankStop], source: str, frame: int = 0, timeout: float = 5.0
+        self, stops: Iterable[RankStop], source: str, frame: int = 0, timeout: float = 5.0, *, raw: bool = False
     ) -> dict[Key, Evaluation]:
-        """Evaluate an expression (or run a statement) in a frame of each stop, on the stopped thread."""
+        """Evaluate an expression (or run a statement) in a frame of each stop, on the stopped thread.
+
+        Args:
+            raw: return strings unchanged, rather than their `repr` of limited length.
+        """
         found: dict[Key, Evaluation] = {}
-        for key, value in self._each(stops, timeout, rank_debugger.evaluate, frame, source).items():
+        function = rank_debugger.evaluate_raw if raw else rank_debugger.evaluate
+        for key, value in self._each(stops, timeout, function, frame, source).items():
             found[key] = value if isinstance(value, Evaluation) else Evaluation("", error=str(value))
         return found
 

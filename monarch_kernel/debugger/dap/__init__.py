@@ -6,8 +6,8 @@ the thread that is shown. `gateway` is a separate entry point: it forwards an ID
 debugpy in a rank.
 """
 
-from monarch_kernel.debugger.dap.messages import MOVES, RequestError, refusal, response
+from monarch_kernel.debugger.dap.messages import MOVES, RequestError, is_in_editor, refusal, response
 from monarch_kernel.debugger.dap.rank_session import ERROR_FILTERS, RankSession
 from monarch_kernel.debugger.dap.stop_table import DebugState
 
-__all__ = ["ERROR_FILTERS", "MOVES", "DebugState", "RankSession", "RequestError", "refusal", "response"]
+__all__ = ["ERROR_FILTERS", "MOVES", "DebugState", "RankSession", "RequestError", "is_in_editor", "refusal", "response"]

@@ -130,6 +130,13 @@ MOVES = {"continue": "continue", "next": "next", "stepIn": "step", "stepOut": "o
 # Names that every module has, and names that a debugger or a shell adds to it.
 _HIDDEN = re.compile(r"__\w+__|_+|_i+|_i?\d+|_[oid]h")
 _HITS = re.compile(r"\s*(?P<op>==?|>=?)?\s*(?P<count>\d+)\s*")
+# Documents that exist in the editor only. VS Code replaces the names of cells of the notebook that it debugs by files.
+_IN_EDITOR = re.compile(r"(vscode-[\w-]+|untitled):")
+
+
+def is_in_editor(path: str) -> bool:
+    """Return whether a source is a document that only VS Code knows, such as a cell of another notebook."""
+    return _IN_EDITOR.match(path) is not None
 
 
 class BreakpointLine(TypedDict):

@@ -28,6 +28,7 @@ from monarch_kernel.debugger.dap.messages import (
     breakpoint_reply,
     evaluation_reply,
     frame_reply,
+    is_in_editor,
     is_shown,
     refusal,
     response,
@@ -36,6 +37,7 @@ from monarch_kernel.debugger.dap.messages import (
 from monarch_kernel.debugger.dap.stop_table import BASE, DebugState, FrameOf, StopTable
 from monarch_kernel.debugger.events import (
     BreakpointsChanged,
+    MeshBreakpoint,
     RankGone,
     RankRanOff,
     RankResumed,
@@ -260,7 +262,8 @@ class RankSession:
     def _evaluate(self, arguments: Arguments) -> Body:
         frame = self._table.frame_at(arguments)
         at = self._table.stop_of(frame.key)
-        found = self._debugger.evaluate([at], str(arguments.get("expression") or ""), frame.index)[at.key]
+        raw = bool((arguments.get("format") or {}).get("rawString"))  # VS Code parses such strings
+        found = self._debugger.evaluate([at], str(arguments.get("expression") or ""), frame.index, raw=raw)[at.key]
         if found.error:
             raise RequestError(found.error)
         if arguments.get("context") == "repl" and not self._table.lists_threads:
@@ -399,11 +402,14 @@ class RankSession:
                 made.append(len(wanted) - 1)
             except RequestError as error:
                 made.append(str(error))
-        try:
-            set_now = self._debugger.replace(path, OWNER, wanted)
-        except (RuntimeError, ValueError) as error:
-            set_now = []
-            made = [str(error) for _ in asked]
+        set_now: list[MeshBreakpoint] = []
+        if is_in_editor(path):
+            made = ["this document is not part of the notebook, so neither the kernel nor a rank runs it"] * len(asked)
+        else:
+            try:
+                set_now = self._debugger.replace(path, OWNER, wanted)
+            except (RuntimeError, ValueError) as error:
+                made = [str(error) for _ in asked]
         replies = list(kernel or ())
         return [
             breakpoint_reply(

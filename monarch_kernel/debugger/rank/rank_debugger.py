@@ -378,9 +378,15 @@ def evaluate(ids: Ids, frame: int, source: str, timeout: float) -> dict[int, Eva
     return {stop: _or_error(stop, frame, source, timeout) for stop in _ids(ids)}
 
 
-def _or_error(stop: int, frame: int, source: str, timeout: float) -> Evaluation:
+def evaluate_raw(ids: Ids, frame: int, source: str, timeout: float) -> dict[int, Evaluation]:
+    """Evaluate in a frame of each of these stops, and return strings unchanged."""
+    _check_acting()
+    return {stop: _or_error(stop, frame, source, timeout, raw=True) for stop in _ids(ids)}
+
+
+def _or_error(stop: int, frame: int, source: str, timeout: float, raw: bool = False) -> Evaluation:
     try:
-        return _rank.engine.evaluate(stop, frame, source, timeout)
+        return _rank.engine.evaluate(stop, frame, source, timeout, raw=raw)
     except (KeyError, IndexError, TimeoutError, RuntimeError) as error:
         from monarch_kernel.debugger.model.stops import Evaluation
 

@@ -152,6 +152,8 @@ class MonarchDebugger(Debugger):
         self._order = asyncio.Lock()
         #: The front end's last `setBreakpoints` for each file, restored when the debugger is turned on again.
         self._breakpoint_requests: dict[str, Message] = {}
+        #: The command of the last request. If it was a single `dumpCell`, also the file that it wrote.
+        self._last = ("", "")
 
     def start(self) -> bool:
         """Start listening. Called on the control thread by the first ``initialize`` request."""
@@ -183,6 +185,14 @@ class MonarchDebugger(Debugger):
     async def process_request(self, message: Message) -> Message:
         """Answer one request of a front end. Called on the control thread."""
         command = str(message.get("command"))
+        before, self._last = self._last, (command, "")
+        if command == "dumpCell":
+            written: Message = dict(await super().process_request(message))
+            if before[0] != command:  # several: all cells before one is debugged
+                self._last = (command, str((written.get("body") or {}).get("sourcePath") or ""))
+            return written
+        if command == "setBreakpoints":
+            _name_cell(message, before[1])
         if command == "initialize":
             return await self._initialize(message)
         if command in _BOTH:
@@ -274,11 +284,13 @@ class MonarchDebugger(Debugger):
         return reply
 
     async def _set_breakpoints(self, ranks: RankSession, message: Message, reply: Message) -> Message:
+        from monarch_kernel.debugger.dap import is_in_editor
+
         worked = reply.get("success")
         kernel = reply["body"]["breakpoints"] if worked else None
         made = await self._on_thread(ranks.set_breakpoints, message["arguments"], kernel)
         path = message["arguments"].get("source", {}).get("path")
-        if made:
+        if made and not is_in_editor(str(path)):
             self._breakpoint_requests[path] = message["arguments"]
             self.breakpoint_list[path] = [{"line": each["line"]} for each in made]
         else:
@@ -371,6 +383,18 @@ def waited_for() -> dict[str, list[int]]:
         if isinstance(target, CellRun):
             found.setdefault(target.managed.name, []).extend(target.unanswered())
     return found
+
+
+def _name_cell(message: Message, file: str) -> None:
+    """Name the file of a cell in VS Code's request to clear the cell's last breakpoint.
+
+    VS Code writes the file of the cell just before any request about its breakpoints, but only where breakpoints remain
+    does it replace its own name of the cell by that file (issue 16406 of vscode-jupyter). The cell would stop again.
+    """
+    arguments: Message = message.get("arguments") or {}
+    source: Message = arguments.get("source") or {}
+    if file and not arguments.get("breakpoints") and str(source.get("path")).startswith("vscode-notebook-cell:"):
+        source["path"] = file
 
 
 def _typed(message: Message) -> str:

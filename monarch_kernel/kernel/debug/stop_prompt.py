@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from monarch_kernel.display import runs_hidden
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import call_in_wait
 from monarch_kernel.kernel.debug.stop_notices import StopNotices, is_part_of, of_cell, terminal_hint
@@ -73,7 +74,7 @@ class PromptShell:
         if threading.current_thread() is not threading.main_thread():
             return False
         if self._kernel is not None:
-            return bool(getattr(self._kernel, "_allow_stdin", False))
+            return bool(getattr(self._kernel, "_allow_stdin", False)) and not runs_hidden(self._shell)
         return sys.stdin is not None and sys.stdin.isatty()
 
     def cells_wait(self) -> bool:
@@ -293,7 +294,8 @@ class StopPrompt:
     # -- which cell runs --------------------------------------------------------------------------
 
     def _before_cell(self, _info: Any) -> None:
-        if threading.current_thread() is threading.main_thread():  # the cells of subshells run on other threads
+        on_main = threading.current_thread() is threading.main_thread()  # the cells of subshells run on other threads
+        if on_main and not runs_hidden(self._notebook.shell):
             context = contextvars.copy_context()
             self._running = _RunningCell(self._notebook.cell_key, context, self._shell.takes_input)
 

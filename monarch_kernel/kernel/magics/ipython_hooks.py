@@ -327,7 +327,7 @@ def inspecting(ip: Any, ranks: Introspection) -> Callable[[], None]:
         name = token_at_cursor(code, cursor_pos)
         bundle = ranks.describe(code, cursor_pos, name, detail_level, tuple(omit_sections)) if name else None
         if bundle is None:
-            return inspect(code, cursor_pos, detail_level, omit_sections)
+            return inspect(code, cursor_pos, detail_level, *([omit_sections] if omit_sections else []))
         if not ip.enable_html_pager:
             bundle.pop("text/html", None)
         return {"status": "ok", "data": bundle, "metadata": {}, "found": True}

@@ -133,7 +133,8 @@ class StatusMagics(Subcommands):
 
     def _say_without_view(self) -> None:
         """Print once where live views come from, if a kernel has never had one."""
-        if self._notebook.missed_view or was_viewed() or not publisher_for(self._notebook.shell).live:
+        no_panel = self._notebook.has_no_panel or not publisher_for(self._notebook.shell).live
+        if self._notebook.missed_view or was_viewed() or no_panel:
             return
         self._notebook.missed_view = True
         self.say(

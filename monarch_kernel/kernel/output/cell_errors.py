@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.display import publish_display_data
 
 from monarch_kernel.actor import Extent, ProcMesh
-from monarch_kernel.display import tables
+from monarch_kernel.display import runs_hidden, tables
 from monarch_kernel.introspection import after_import
 from monarch_kernel.kernel.output.render import strip_ansi
 from monarch_kernel.kernel.rank.user_code import cut
@@ -402,6 +402,8 @@ class FaultNotices:
         self._show()
 
     def _show(self) -> None:
+        if runs_hidden(self._shell):
+            return
         failures: list[MeshFailure] = []
         while self._waiting:
             failure = self._waiting.popleft()

@@ -13,8 +13,17 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.utils._pytree import register_pytree_node
 
+from monarch_kernel.runtime.actor.meshes.tool_methods import RankCoordinates
 from monarch_kernel.runtime.mesh.shape import Extent
+
+# An argument `mesh.ranks` is the dictionary of its tensors.
+register_pytree_node(
+    RankCoordinates,
+    lambda ranks: (list(ranks.values()), list(ranks)),
+    lambda values, names: dict(zip(names, values, strict=True)),
+)
 
 # -- records that are no operations ------------------------------------------------------------------
 

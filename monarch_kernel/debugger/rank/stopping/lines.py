@@ -68,8 +68,9 @@ def bind(code: CodeType, line: int) -> int | None:
 
 
 def _has_code(file: str, lines: range) -> bool:
+    """Return whether any of these lines is code, rather than empty, a comment, or the `%%mesh` line of a cell."""
     texts = [linecache.getline(file, line).strip() for line in lines]
-    return any(text and not text.startswith("#") for text in texts)
+    return any(text and not text.startswith(("#", "%%")) for text in texts)
 
 
 def _is_body(code: CodeType) -> bool:

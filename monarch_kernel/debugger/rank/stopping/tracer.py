@@ -55,6 +55,10 @@ from monarch_kernel.thread_frames import current_frames, raise_in_thread
 # It waits without the GIL, and wakes often enough to receive an exception that is raised into it.
 
 
+#: The maximum length of a string that an evaluation returns unchanged (characters).
+RAW = 2_000_000
+
+
 @dataclass(frozen=True, slots=True)
 class _Scope:
     """The variables of a frame: its locals or its globals."""
@@ -114,8 +118,12 @@ class Handles:
             assign(frame, name, value)
         return self._variable(frame, name, value)
 
-    def evaluation(self, frame: FrameType, value: Any) -> Evaluation:
-        """Build the answer to an evaluation that returned this value."""
+    def evaluation(self, frame: FrameType, value: Any, raw: bool = False) -> Evaluation:
+        """Build the answer to an evaluation that returned this value; with `raw`, the answer to a string is itself."""
+        if raw and isinstance(value, str):
+            if len(value) > RAW:
+                return Evaluation("", "str", error=f"the string has {len(value):,} characters, more than {RAW:,}")
+            return Evaluation(value, type_name(value))
         named, indexed = counts(value)
         ref = self._hold(frame, value) if named or indexed else 0
         return Evaluation(long(value), type_name(value), ref, named, indexed)
@@ -605,7 +613,7 @@ class StopTracer:
             parked = self._find(stop_id)
         return parked.run(lambda: parked.handles.set(ref, name, expression), LOOK_TIMEOUT)
 
-    def evaluate(self, stop_id: int, frame: int, source: str, timeout: float = 5.0) -> Evaluation:
+    def evaluate(self, stop_id: int, frame: int, source: str, timeout: float = 5.0, *, raw: bool = False) -> Evaluation:
         """Run an expression or statements in a frame, in the stopped thread.
 
         Args:
@@ -613,6 +621,7 @@ class StopTracer:
             source: Python code; assignments change the function's variables, and new names last as long as the stop.
             timeout: the time limit (seconds), after which the evaluation is interrupted, unless it is in C outside the
                 main thread.
+            raw: return a string unchanged, rather than its `repr` of limited length.
 
         Raises:
             KeyError: the stop does not exist, or is over.
@@ -625,7 +634,7 @@ class StopTracer:
                 has_value, value = run(there, source, parked.handles.extra)
             except (Exception, SystemExit) as error:
                 return Evaluation("", type(error).__qualname__, error=summary(error))
-            return parked.handles.evaluation(there, value) if has_value else Evaluation("")
+            return parked.handles.evaluation(there, value, raw) if has_value else Evaluation("")
 
         try:
             return parked.run(work, timeout)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -105,6 +105,38 @@ class WorkspaceMethods:
         return await workspace_functions().sync_workspace(self, workspace, conda, auto_reload)
 
 
+class RankCoordinates(Mapping[str, Any]):
+    """The coordinates of every rank of a mesh, by dimension.
+
+    Lists of variables and debuggers read every property of an object. Tensors, which make every rank load torch, are
+    therefore created when they are used.
+
+    Args:
+        procs: the mesh.
+    """
+
+    def __init__(self, procs: TensorMethods) -> None:
+        self._procs = procs
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, dim: str) -> Any:
+        if dim not in self._made:
+            self._made[dim] = self._procs.rank_tensor(dim)
+        return self._made[dim]
+
+    def __contains__(self, dim: object) -> bool:
+        return dim in self._procs.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._procs.names)
+
+    def __len__(self) -> int:
+        return len(self._procs.names)
+
+    def __repr__(self) -> str:
+        return f"<coordinates of the ranks of {self._procs!r}: {', '.join(self)}>"
+
+
 class TensorMethods(MeshTrait):
     """Tensors on a proc mesh (or slice), with the names of Monarch's proc meshes and of its device meshes."""
 
@@ -147,9 +179,9 @@ class TensorMethods(MeshTrait):
         return place
 
     @property
-    def ranks(self) -> dict[str, Any]:
-        """The coordinates of every rank, as a dict from dimension to tensor."""
-        return self.rank_tensors()
+    def ranks(self) -> Mapping[str, Any]:
+        """The coordinates of every rank: for each dimension a tensor, which is created when it is first used."""
+        return RankCoordinates(self)
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Return the coordinates of a rank, by dimension.
