@@ -3,7 +3,7 @@
 ``python -m bench.silent`` runs each program of ``tests/numerics/programs`` with each of its errors, once with rules and
 once recorded and compared with the recording of one process, and prints the table. Ranks are forked from this process.
 ``--right N`` trains the right programs for N steps with all rules, and counts alarms. ``--cost`` measures rules on a
-transformer.
+transformer of 10 M parameters, ``--recording`` recordings of it, and ``--capture`` captures of its step on 4 ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rich.table import Table
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.environments import ROOT, STATE
-from monarch_kernel.numerics import compare, record
+from monarch_kernel.numerics import capture, compare, record
 from monarch_kernel.numerics.claims import BrokenRule
 from monarch_kernel.numerics.rules import rules
 from tests.numerics import ranks as forked_ranks
@@ -142,12 +142,16 @@ def _new(folder: Path) -> Path:
 # -- cost ------------------------------------------------------------------------------------------------
 
 
-def cost(rounds: int, every: int) -> dict[str, float]:
-    """Measure rules on a transformer of 4 layers and 10 M parameters on 2 ranks of DDP; returns figures by name."""
+#: On how many ranks of DDP each tool is measured.
+RANKS = {"rules": 2, "recording": 1, "capture": 4}
+
+
+def cost(tool: str, rounds: int, every: int) -> dict[str, float]:
+    """Measure a tool on a transformer of 4 layers and 10 M parameters on ranks of DDP; returns figures by name."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "bench.silent"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS[tool])]
     done = subprocess.run(
-        [sys.executable, *torchrun, "--rank-of-cost", str(rounds), "--every", str(every)],
+        [sys.executable, *torchrun, "-m", "bench.silent", "--rank-of", tool, str(rounds), "--every", str(every)],
         capture_output=True,
         text=True,
         env=environ,
@@ -161,38 +165,118 @@ def cost(rounds: int, every: int) -> dict[str, float]:
     return figures
 
 
-def measure_on_rank(rounds: int, every: int) -> None:
+def measure_on_rank(tool: str, rounds: int, every: int) -> None:
     """Measure `cost` on a rank; rank 0 prints the figures."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    figures = _train_in_turns(rounds, every)
+    with tempfile.TemporaryDirectory() as folder:
+        figures = {
+            "rules": lambda: _cost_of_rules(rounds, every),
+            "recording": lambda: _cost_of_recordings(rounds, Path(folder)),
+            "capture": lambda: _cost_of_captures(rounds, Path(folder)),
+        }[tool]()
     if dist.get_rank() == 0:
         print(json.dumps(figures), flush=True)
     gc.collect()  # DDP must not be the last to hold the group
     dist.destroy_process_group()
 
 
-def _train_in_turns(rounds: int, every: int) -> dict[str, float]:
+class _Training:
+    """A transformer that trains on this rank."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        layer = torch.nn.TransformerEncoderLayer(384, 6, 1536, dropout=0.1, batch_first=True)
+        self.net = torch.nn.Sequential(
+            torch.nn.Embedding(4096, 384), torch.nn.TransformerEncoder(layer, 4), torch.nn.Linear(384, 4096)
+        )
+        self._model = DistributedDataParallel(self.net)
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
+        torch.manual_seed(1 + dist.get_rank())
+
+    @property
+    def parameters(self) -> int:
+        """The number of its parameters."""
+        return sum(each.numel() for each in self.net.parameters())
+
+    def step(self) -> None:
+        """Train one step."""
+        tokens = torch.randint(4096, (4, 129))
+        self._optimizer.zero_grad()
+        logits = self._model(tokens[:, :-1])
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        self._optimizer.step()
+
+    def timed(self, steps: int = 1) -> tuple[float, float]:
+        """Train steps after all ranks have come here; returns the time, and the processor time of this rank."""
+        dist.barrier()
+        began, computed = time.perf_counter(), time.process_time()
+        for _ in range(steps):
+            self.step()
+        return time.perf_counter() - began, time.process_time() - computed
+
+
+def _cost_of_recordings(rounds: int, folder: Path) -> dict[str, float]:
+    """Record single steps in turns with others; returns processor times of a step, and sizes."""
+    training = _Training()
+    training.timed(2)
+    kinds = {"modules": ("modules", "optimizer"), "ops": ("ops",)}
+    plain: list[float] = []
+    taken: dict[str, list[float]] = {kind: [] for kind in kinds}
+    figures: dict[str, float] = {"parameters": training.parameters}
+    for _ in range(rounds):
+        plain.append(training.timed()[1])
+        for kind, what in kinds.items():
+            with record(kind, folder=folder / kind, what=what, steps=1, replace=True):
+                taken[kind].append(training.timed()[1])
+            file = folder / kind / "rank_00000.jsonl"
+            figures[f"{kind}_bytes"], figures[f"{kind}_lines"] = (
+                file.stat().st_size,
+                len(file.read_bytes().splitlines()),
+            )
+    figures["step_cpu_s"] = statistics.median(plain)
+    for kind, times in taken.items():
+        figures[f"{kind}_overhead"] = statistics.median(times) / figures["step_cpu_s"] - 1
+    return figures
+
+
+def _cost_of_captures(rounds: int, folder: Path) -> dict[str, float]:
+    """Capture steps in turns with others; returns how long ranks are held, and processor times."""
+    training = _Training()
+    training.timed(2)
+    shared: list[Any] = [str(folder)]
+    dist.broadcast_object_list(shared)
+    plain: list[tuple[float, float]] = []
+    taken: list[tuple[float, float]] = []
+    held: list[float] = []
+    size = 0
+    for number in range(rounds):
+        plain.append(training.timed())
+        with capture("step", folder=Path(shared[0]) / str(number)) as waiting:
+            taken.append(training.timed())
+        if waiting.state != "written":
+            raise RuntimeError(f"nothing was captured: {waiting!r}")
+        held.append(waiting.seconds)
+        size = waiting.size
+    more_cpu = statistics.median(each[1] for each in taken) - statistics.median(each[1] for each in plain)
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (max(held), more_cpu))
+    return {
+        "parameters": training.parameters,
+        "bytes": size,
+        "step_s": statistics.median(each[0] for each in plain),
+        "captured_step_s": statistics.median(each[0] for each in taken),
+        "held_s_most": max(each[0] for each in found),
+        "more_cpu_s_most": max(each[1] for each in found),
+    }
+
+
+def _cost_of_rules(rounds: int, every: int) -> dict[str, float]:
     """Train in turns of 2 * `every` steps without rules and with them."""
-    torch.manual_seed(0)
-    layer = torch.nn.TransformerEncoderLayer(384, 6, 1536, dropout=0.1, batch_first=True)
-    net = torch.nn.Sequential(
-        torch.nn.Embedding(4096, 384), torch.nn.TransformerEncoder(layer, 4), torch.nn.Linear(384, 4096)
-    )
-    model = DistributedDataParallel(net)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    torch.manual_seed(1 + dist.get_rank())
+    training = _Training()
 
     def train() -> float:
-        dist.barrier()
-        began = time.perf_counter()
-        for _ in range(2 * every):
-            tokens = torch.randint(4096, (4, 129))
-            optimizer.zero_grad()
-            logits = model(tokens[:, :-1])
-            torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
-            optimizer.step()
-        return time.perf_counter() - began
+        return training.timed(2 * every)[0]
 
     train()
     plain: list[float] = []
@@ -204,7 +288,7 @@ def _train_in_turns(rounds: int, every: int) -> dict[str, float]:
             checked.append(train())
     ratios = [with_rules / without for with_rules, without in zip(checked, plain, strict=True)]
     return {
-        "parameters": sum(each.numel() for each in net.parameters()),
+        "parameters": training.parameters,
         "step_s": statistics.median(plain) / (2 * every),
         "overhead": statistics.median(ratios) - 1,
         "overhead_least": min(ratios) - 1,
@@ -235,11 +319,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--right", type=int, metavar="N", help="train the right programs for N steps with rules")
     parser.add_argument("--cost", type=int, metavar="ROUNDS", help="measure what rules cost")
     parser.add_argument("--every", type=int, default=10, help="check rules on every Nth step, for --cost")
-    parser.add_argument("--rank-of-cost", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--recording", type=int, metavar="ROUNDS", help="measure what recordings cost")
+    parser.add_argument("--capture", type=int, metavar="ROUNDS", help="measure what captures cost")
+    parser.add_argument("--rank-of", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, help="where the figures go (default: .bench/results/silent-TIME.json)")
     args = parser.parse_args(argv)
-    if args.rank_of_cost:
-        measure_on_rank(args.rank_of_cost, args.every)
+    if args.rank_of:
+        measure_on_rank(args.rank_of[0], int(args.rank_of[1]), args.every)
         return
     figures: dict[str, object] = {}
     forked_ranks._LIMIT = 3600.0
@@ -248,10 +334,12 @@ def main(argv: list[str] | None = None) -> None:
         importlib.import_module(f"tests.numerics.programs.{program}")
     if args.right:
         figures["alarms"] = alarms(args.right)
-    if args.cost:
-        figures["cost"] = cost(args.cost, args.every)
-        print(json.dumps(figures["cost"], indent=1))
-    if args.bugs or not (args.right or args.cost):
+    rounds = {"rules": args.cost, "recording": args.recording, "capture": args.capture}
+    for tool, number in rounds.items():
+        if number:
+            figures[tool] = cost(tool, number, args.every)
+            print(json.dumps({tool: figures[tool]}, indent=1))
+    if args.bugs or not (args.right or any(rounds.values())):
         unknown = [each for each in args.bugs if each not in BUGS]
         if unknown:
             parser.error(f"there is no seeded error {', '.join(unknown)}; there are {', '.join(BUGS)}")

@@ -24,7 +24,7 @@ PHASES = ("forward", "backward", "reduction", "optimizer")
 #: Kinds of tensors that belong to the model, not to the data of a rank.
 STATE = frozenset(("reduced_gradient", "parameter", "update", "buffer"))
 #: Kinds that are compared by themselves: their number and size depend on how a run is distributed.
-_ASIDE = frozenset(("collective", "generator"))
+_ASIDE = frozenset(("collective", "generator", "optimizer_state"))
 
 How = Literal["replicas", "shards", "split", "sum", "mean"]
 Close = Callable[["Entry", "Entry"], bool]
@@ -92,7 +92,7 @@ class Run:
         parts: the parts of each tensor.
         order: the position of each tensor in program order.
         ranks: its ranks.
-        aside: entries of collectives and of random generators.
+        aside: entries of collectives, of random generators and of states of optimizers.
     """
 
     name: str
@@ -186,10 +186,17 @@ def merged_order(first: Run, second: Run) -> list[Key]:
 
 
 def same_layout(first: Run, second: Run) -> bool:
-    """Return whether both runs have the same ranks, and each rank the same part of every tensor that both have."""
+    """Return whether both runs have the same ranks, and each rank the same part of every tensor that both have.
+
+    Tensors of operations do not count if there are others: in one layout, code that differs has other ones.
+    """
+    keys = first.parts.keys() & second.parts.keys()
+    others = [key for key in keys if key.kind != "operation"]
+    if len(first.ranks) == 1 and not others:
+        return first.ranks == second.ranks
     return first.ranks == second.ranks and all(
         [_place(part) for part in first.parts[key]] == [_place(part) for part in second.parts[key]]
-        for key in first.parts.keys() & second.parts.keys()
+        for key in others or keys
     )
 
 

@@ -20,7 +20,14 @@ from monarch_kernel import programs
 from monarch_kernel.display.tables import AsReport, TableView, table_html, table_text
 from monarch_kernel.numerics.alignment import Run
 from monarch_kernel.numerics.comparison import AlignmentError, Comparison, compare_runs
-from monarch_kernel.numerics.reference import PERTURBED, Builder, ReferenceRunError, first_step, reference_of
+from monarch_kernel.numerics.reference import (
+    PERTURBED,
+    Builder,
+    Optimizers,
+    ReferenceRunError,
+    first_step,
+    reference_of,
+)
 
 if TYPE_CHECKING:
     from monarch_kernel.numerics.recording import Recording
@@ -123,6 +130,7 @@ def bisect(
     *,
     good: str,
     bad: str = "HEAD",
+    optimizer: str = "",
     project: str | Path = ".",
     say: Callable[[str], object] = lambda text: None,
 ) -> Bisection:
@@ -133,6 +141,8 @@ def bisect(
         builder: `FILE:FUNCTION`; the file is relative to the project, and the function returns the model.
         good: a commit whose step is right.
         bad: a later commit whose step is wrong.
+        optimizer: `FILE:FUNCTION` likewise; the function takes the model and returns its optimizer. By default, the
+            recorded optimizer is built again, with its settings.
         project: a folder in the repository.
         say: called with a line for each commit that ran.
 
@@ -142,14 +152,15 @@ def bisect(
         ValueError: `builder` names no function.
     """
     folder = Path(project).resolve()
-    file, colon, function = builder.rpartition(":")
-    if not colon or not function.isidentifier() or Path(file).is_absolute():
-        raise ValueError(f"{builder!r} is no function of a file of the project: write FILE:FUNCTION")
+    for text in (builder, *([optimizer] if optimizer else [])):
+        file, colon, function = text.rpartition(":")
+        if not colon or not function.isidentifier() or Path(file).is_absolute():
+            raise ValueError(f"{text!r} is no function of a file of the project: write FILE:FUNCTION")
     top = Path(_git(folder, "rev-parse", "--show-toplevel"))
-    inside = folder.relative_to(top.resolve()) / file
+    inside = folder.relative_to(top.resolve())
     commits = _commits(folder, good, bad)
     with tempfile.TemporaryDirectory(prefix="monarch-bisect-") as work:
-        runner = _Runner(recording, top, inside, function, Path(work), say)
+        runner = _Runner(recording, top, inside, (builder, optimizer), Path(work), say)
         runner.begin(commits[0])
         last = runner.trial(commits[-1])
         if last.comparison is None:
@@ -225,15 +236,16 @@ class _Runner:
         self,
         recording: Recording,
         top: Path,
-        file: Path,
-        function: str,
+        inside: Path,
+        functions: tuple[str, str],
         work: Path,
         say: Callable[[str], object],
     ) -> None:
         self._recording = recording
         self._top = top
-        self._file = file
-        self._function = function
+        self._inside = inside
+        self._functions = functions
+        self._updates = Optimizers.of(recording)  # of the trial that ran last
         self._work = work
         self._say = say
         self._good: Run | None = None
@@ -242,8 +254,8 @@ class _Runner:
     def begin(self, commit: Commit) -> None:
         """Run the good commit, also with perturbed inputs."""
         plain, *perturbed = self._run(commit, PERTURBED)
-        self._good = first_step(plain, commit.id[:10])
-        self._noises = [first_step(each, "perturbed") for each in perturbed]
+        self._good = first_step(plain, commit.id[:10], self._updates)
+        self._noises = [first_step(each, "perturbed", self._updates) for each in perturbed]
         self._say(f"{commit}: the step to compare with")
 
     def trial(self, commit: Commit) -> Trial:
@@ -251,7 +263,7 @@ class _Runner:
         assert self._good is not None
         try:
             (found,) = self._run(commit, 0)
-            comparison = compare_runs(self._good, first_step(found, commit.id[:10]), self._noises)
+            comparison = compare_runs(self._good, first_step(found, commit.id[:10], self._updates), self._noises)
         except (ReferenceRunError, AlignmentError) as error:
             trial = Trial(commit, None, str(error))
         else:
@@ -263,12 +275,20 @@ class _Runner:
         from monarch_kernel.numerics.recording import Recording
 
         with self._worktree(commit) as tree:
-            builder = Builder.of(f"{tree / self._file}:{self._function}") if (tree / self._file).is_file() else None
-            if builder is None:
-                raise ReferenceRunError(f"it has no file {self._file}")
+            model, optimizer = (self._builder(tree, text) if text else None for text in self._functions)
+            assert model is not None
+            self._updates = Optimizers.of(self._recording, optimizer)
             beside = self._work / commit.id
-            folders = reference_of(self._recording, builder, beside=beside, root=tree, perturbed=perturbed)
+            folders = reference_of(self._recording, model, self._updates, beside=beside, root=tree, perturbed=perturbed)
         return [Recording.open(folder) for folder in folders]
+
+    def _builder(self, tree: Path, text: str) -> Builder:
+        """Return a function of the commit that is checked out."""
+        file, _, function = text.rpartition(":")
+        path = tree / self._inside / file
+        if not path.is_file():
+            raise ReferenceRunError(f"it has no file {self._inside / file}")
+        return Builder(path, function)
 
     @contextmanager
     def _worktree(self, commit: Commit) -> Generator[Path]:

@@ -367,11 +367,19 @@ class Exchange:
         message = _Message(list(claims), self._own)
         self._own = []
         if self._thread is None:
-            self._conclude([*_merged({self._rank: message}), *self._judge.judge(step, {self._rank: claims})])
-            self.compared += 1
+            self.conclude(step, {self._rank: (message.claims, message.broken)})
             return
         self._queue.put((key, step, message, waits))
         self._was_joint = self._joint
+
+    def conclude(self, step: int, found: Mapping[int, tuple[list[Claim], list[BrokenRule]]]) -> list[BrokenRule]:
+        """Report the verdicts of a step of which this process has what all ranks found: claims and broken rules."""
+        messages = {rank: _Message(claims, broken) for rank, (claims, broken) in found.items()}
+        judged = self._judge.judge(step, {rank: each.claims for rank, each in messages.items()})
+        verdicts = [*_merged(messages), *judged]
+        self.compared += 1
+        self._conclude(verdicts)
+        return verdicts
 
     @property
     def is_joint(self) -> bool:

@@ -342,6 +342,8 @@ def compare_runs(a: Run, b: Run, noises: Sequence[Run] = (), tensors: tuple[Load
     verdict = _Verdict(judge, outcomes)
     found = verdict.differences()
     outcomes = [each for each in outcomes if each not in verdict.healed]
+    if other_bits := judge.first_other_bits(order):
+        notes.append(f"The first operation that returns other bits from the same inputs: {other_bits}.")
     worst = max(outcomes, key=lambda each: each.ratio, default=None)
     ratios: dict[tuple[str, int], float] = {}
     for outcome in outcomes:
@@ -430,9 +432,24 @@ def _title(kind: str, module: str, tensor: str) -> str:
             "update": f"update of {name}",
             "buffer": f"buffer {name}",
         }[kind]
+    if kind == "operation":
+        return _operation_title(owner, tensor.removeprefix("operation "))
     if kind.startswith("grad_"):
         return f"gradient of {tensor.removeprefix('grad_')} of {owner}"
     return f"{tensor} of {owner}"
+
+
+def _operation_title(owner: str, tensor: str) -> str:
+    """Name a tensor of an operation, such as "aten.addmm#1/aten.mm#0:input.mat1"."""
+    label, _, which = tensor.rpartition(":")
+    forward, slash, backward = label.partition("/")
+
+    def called(name: str) -> str:
+        operation, _, number = name.partition("#")
+        return f"{operation} (number {int(number) + 1})" if number.isdigit() and int(number) else operation
+
+    inner = f"{called(backward)} in the backward of {called(forward)}" if slash else called(forward)
+    return f"{which.replace('.', ' ', 1)} of {inner} in {owner}"
 
 
 # -- distances and tolerances ------------------------------------------------------------------------
@@ -497,7 +514,8 @@ class Tolerances:
         self._depths: dict[Key, int] = {}
         depth, step = 0, -1
         for key in order:
-            depth = 0 if key.step != step else depth + (key.kind in ("output", "grad_input"))
+            is_result = key.kind in ("output", "grad_input") or (key.kind == "operation" and ":output" in key.tensor)
+            depth = 0 if key.step != step else depth + is_result
             step = key.step
             self._depths[key] = depth
         self._noise = self._measured(a, noises, order)
@@ -654,16 +672,22 @@ class _Judge:
         self.is_by_rank = same_layout(a, b)
         self.sizes = sorted(a.group_sizes() | b.group_sizes())
         self._unaligned: defaultdict[str, list[Key]] = defaultdict(list)
+        self._has_operations = False  # that were not compared
         self._by_size = 0  # how many tensors were compared without their projections
         self.loss_scale = self._loss_scale()
 
     def outcome(self, key: Key) -> _Outcome | None:
         """Compare one tensor; None if it cannot be compared."""
         one, two = self.a.parts.get(key), self.b.parts.get(key)
+        if key.kind == "operation" and not self.is_by_rank:
+            self._has_operations = True
+            return None
         if key.kind == "grad_input" and not self.is_by_rank and self._is_weight(key):
             return None
         if not one or not two:
             return self._missing(key, one or [], two or [])
+        if key.kind == "operation":
+            return self._operation(key, one, two)
         if self.is_by_rank:
             return self._by_rank(key, one, two)
         return self._joined(key, one, two)
@@ -712,6 +736,77 @@ class _Judge:
             by_norm=found[1],
             is_same=is_same,
         )
+
+    # -- operations ------------------------------------------------------------------------------
+
+    def _operation(self, key: Key, one: Sequence[RecordedPart], two: Sequence[RecordedPart]) -> _Outcome | None:
+        """Compare a tensor of an operation rank by rank, on the ranks that have it in both runs."""
+        right = {part.rank: part for part in one}
+        pairs = [(right[part.rank], part) for part in two if part.rank in right]
+        if not pairs:
+            self._unaligned["other ranks run it"].append(key)
+            return None
+        for first, second in pairs:
+            if first.entry.shape != second.entry.shape:
+                hint = f"its shape is {list(second.entry.shape)}, and {list(first.entry.shape)} in the reference"
+                return self._make(key, (math.inf, math.inf), [part.rank for _, part in pairs], [hint])
+        is_floating = all(_is_floating(part.entry.dtype) for pair in pairs for part in pair)
+        if not is_floating and not all(exact(first.entry, second.entry) for first, second in pairs):
+            is_output = ":output" in key.tensor
+            computed = (
+                not self._has_same_inputs(key)
+                if is_output
+                else any(part.entry.hash in self._computed for pair in pairs for part in pair)
+            )
+            if computed:
+                self._unaligned["they are integers that rounding of floating-point numbers may change"].append(key)
+                return None
+        return self._by_rank(key, [first for first, _ in pairs], [second for _, second in pairs])
+
+    def _has_same_inputs(self, key: Key) -> bool:
+        """Return whether the inputs of an output's operation have the same bytes in both runs on all ranks."""
+        for each in self._inputs[_call_of(key)]:
+            one, two = self.a.parts.get(each, ()), self.b.parts.get(each, ())
+            other = {part.rank: part.entry for part in two}
+            if any(part.rank not in other or not exact(part.entry, other[part.rank]) for part in one) or not two:
+                return False
+        return True
+
+    @cached_property
+    def _inputs(self) -> defaultdict[Key, list[Key]]:
+        """The inputs of each operation."""
+        found: defaultdict[Key, list[Key]] = defaultdict(list)
+        for key in self.a.parts:
+            if key.kind == "operation" and ":input" in key.tensor:
+                found[_call_of(key)].append(key)
+        return found
+
+    @cached_property
+    def _computed(self) -> frozenset[str]:
+        """The hashes of results of operations."""
+        return frozenset(
+            part.entry.hash
+            for run in (self.a, self.b)
+            for key, parts in run.parts.items()
+            if key.kind == "operation" and ":output" in key.tensor
+            for part in parts
+        )
+
+    def first_other_bits(self, order: Sequence[Key]) -> str:
+        """Name the first operation that returns other bits from the same inputs; "" if there is none."""
+        if not self.is_by_rank:
+            return ""
+        for key in order:
+            if key.kind != "operation" or ":output" not in key.tensor:
+                continue
+            one, two = ({part.rank: part.entry for part in run.parts.get(key, ())} for run in (self.a, self.b))
+            ranks = [rank for rank in one.keys() & two.keys() if not exact(one[rank], two[rank])]
+            if ranks and self._has_same_inputs(key):
+                line = two[min(ranks)].line
+                return f"{_title(key.kind, *split_name(key))} on {_ranks(sorted(ranks))}" + (
+                    f" at {line}" if line else ""
+                )
+        return ""
 
     # -- ways to compare -------------------------------------------------------------------------
 
@@ -1053,6 +1148,8 @@ class _Judge:
     def left_out(self) -> list[str]:
         """Return which tensors could not be compared, each reason in a sentence."""
         found: list[str] = []
+        if self._has_operations:
+            found.append("Not compared: operations, because the runs have other ranks or shards.")
         for reason, keys in self._unaligned.items():
             names = list(dict.fromkeys(_title(key.kind, *split_name(key)) for key in keys))
             found.append(f"Not compared, because {reason}: {_few(names)}.")
@@ -1123,6 +1220,11 @@ class _Judge:
                 if key.kind == "output" and parts[0].entry.line:
                     found.setdefault(key.name, parts[0].entry.line)
         return found
+
+
+def _call_of(key: Key) -> Key:
+    """Return what the keys of one operation's tensors have in common."""
+    return key._replace(tensor=key.tensor.rpartition(":")[0])
 
 
 def _jumps(run: Run, key: Key) -> dict[int, float]:

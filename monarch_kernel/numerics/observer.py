@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -39,11 +39,13 @@ from monarch_kernel.debugger.source_locations import shown_file, user_frame
 
 if TYPE_CHECKING:
     from monarch_kernel.numerics.collectives import Collective
+    from monarch_kernel.numerics.operations import OperationMode, TorchOperation
 
-Topic = Literal["modules", "gradients", "optimizer", "collectives"]
+Topic = Literal["modules", "gradients", "optimizer", "collectives", "operations"]
 """A kind of event: calls of modules with the gradients of their tensors; gradients of parameters before reduction;
-steps of optimizers; collectives. Begins and ends of steps are always reported."""
+steps of optimizers; collectives; torch operations. Begins and ends of steps are always reported."""
 
+#: What a subscriber receives by default. Operations are observed at a cost for each, so only at request.
 TOPICS: frozenset[Topic] = frozenset(("modules", "gradients", "optimizer", "collectives"))
 
 # Attributes in which wrappers hold the module that they wrap. They are left out of names.
@@ -55,6 +57,10 @@ _STAGE_FORWARDS = frozenset(("forward_maybe_with_nosync", "forward_one_chunk"))
 _COMPILED = "OptimizedModule"
 # Hooks that run once more for the wrapper do no harm here.
 _COMPILE_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
+
+
+#: The name of the place of operations that no module runs, such as those of a loss function.
+OUTSIDE = "(outside of modules)"
 
 
 class StopRun(Exception):  # raised on purpose
@@ -84,6 +90,21 @@ class StepLocation:
     last: bool = True
 
 
+class RunningModule(NamedTuple):
+    """The innermost module that runs on a thread.
+
+    Attributes:
+        place: its call; None if it is a wrapper and no module around it has a place.
+        is_hidden: whether its operations are not reported: it is compiled, its shapes are only tried out, or a
+            subscriber works.
+        is_replayed: whether it is a recomputation.
+    """
+
+    place: StepLocation | None
+    is_hidden: bool
+    is_replayed: bool
+
+
 @dataclass(slots=True, eq=False)
 class ModuleCall:
     """A call of a module.
@@ -94,6 +115,7 @@ class ModuleCall:
         args, kwargs: the arguments. `Subscriber.forward_begins` may replace them.
         output: what it returned; None before the end.
         is_root: whether no other module is being called on this thread.
+        is_compiled: whether `torch.compile` has compiled it, so that nothing within it is reported.
     """
 
     place: StepLocation
@@ -102,6 +124,7 @@ class ModuleCall:
     kwargs: dict[str, Any]
     output: Any = None
     is_root: bool = False
+    is_compiled: bool = False
 
     def inputs(self) -> list[tuple[str, torch.Tensor]]:
         """Return the tensors among the arguments by position or keyword, such as "0", "mask" or "0.1"."""
@@ -121,12 +144,14 @@ class ModuleGradient:
         kind: which of the two.
         tensor: its name among the inputs or outputs, as in `ModuleCall`.
         gradient: the gradient.
+        is_compiled: whether the module is compiled.
     """
 
     place: StepLocation
     kind: Literal["grad_input", "grad_output"]
     tensor: str
     gradient: torch.Tensor
+    is_compiled: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,6 +223,12 @@ class Subscriber:
     def collective(self, event: Collective) -> None:
         """Called when a collective of this process is complete."""
 
+    def operation_begins(self, event: TorchOperation) -> None:
+        """Called before a torch operation of the forward or the backward runs."""
+
+    def operation(self, event: TorchOperation) -> None:
+        """Called after it has run."""
+
 
 class Subscription:
     """A subscriber's subscription. A context manager; `end` may be called more than once."""
@@ -259,13 +290,15 @@ class _Running:
     hides: bool = False
 
 
-_Role = tuple[StepLocation, Literal["grad_input", "grad_output"], str]
-"""What a tensor is in the call of a module: the place, an input or an output, and its name there."""
+_Role = tuple[StepLocation, Literal["grad_input", "grad_output"], str, bool]
+"""What a tensor is in the call of a module: the place, an input or an output, its name there, and whether the module is
+compiled."""
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.stack: list[_Running] = []
+        self.is_reporting = False  # a subscriber works, whose operations are not the program's
 
 
 class Observer:
@@ -278,6 +311,8 @@ class Observer:
         self._tensor_handles: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by parameter
         self._compiled: list[tuple[weakref.ref[nn.Module], Any]] = []
         self._stop_collectives: Callable[[], None] | None = None
+        self._operations: OperationMode | None = None
+        self._sweeper: Any = None  # removes `_operations` from the stack of another thread
         self._leaf_handles: list[Any] = []
         self._generation = 0  # of what is installed; hooks of graphs from before do nothing
         self._thread = _Thread()
@@ -288,6 +323,7 @@ class Observer:
         self._in_step = False
         self._models: dict[int, _Model] = {}  # by id of the root
         self._micros: dict[int, int] = {}  # by id of the called root
+        self._micro = 0  # of the latest root
         self._replays: dict[int, int] = {}  # by id of a module: recomputed calls in this step
         self._counts: dict[int, int] = {}  # by id of a module: its calls in a forward of the model
         self._backwards: dict[str, int] = {}  # by name of a parameter
@@ -306,7 +342,8 @@ class Observer:
     def is_installed(self) -> bool:
         """Whether anything is installed in torch."""
         installed = (self._handles, self._tensor_handles, self._leaf_handles, self._compiled)
-        return any(len(each) for each in installed) or self._stop_collectives is not None
+        others = self._stop_collectives is not None or self._sweeper is not None
+        return any(len(each) for each in installed) or others
 
     def subscribe(self, subscriber: Subscriber, model: nn.Module | None = None) -> Subscription:
         """Deliver events to a subscriber until its subscription ends.
@@ -332,6 +369,8 @@ class Observer:
                 return
             self._subscriptions = tuple(each for each in self._subscriptions if each is not subscription)
             self._observe_collectives()
+            if "operations" not in self.topics:
+                self._leave_operations()
             if not self._subscriptions:
                 self._uninstall()
 
@@ -377,7 +416,56 @@ class Observer:
             self._stop_collectives()
             self._stop_collectives = None
 
+    def _enter_operations(self) -> None:
+        """Observe operations of this thread, if a subscriber wants them."""
+        if "operations" not in self.topics:
+            return
+        if self._operations is None:
+            from monarch_kernel.numerics.operations import OperationMode
+
+            self._operations = OperationMode(
+                self._running_module,
+                lambda: StepLocation(OUTSIDE, self.step, self._micro, 0, ""),
+                _line,
+                lambda method, event: self._emit("operations", method, event),
+            )
+        self._operations.enter()
+
+    def _leave_operations(self) -> None:
+        """Observe no more operations. Only the thread that runs them can take the mode off, so at its next event."""
+        mode = self._operations
+        if mode is None:
+            return
+        if mode.leave():
+            self._operations = None
+            if self._sweeper is not None:
+                self._sweeper.remove()
+                self._sweeper = None
+        elif self._sweeper is None:
+            self._sweeper = register_module_forward_pre_hook(lambda *_: self._leave_unwanted_operations())
+
+    def _leave_unwanted_operations(self) -> None:
+        with self._lock:
+            if "operations" not in self.topics:
+                self._leave_operations()
+
+    def _running_module(self) -> RunningModule | None:
+        stack = self._thread.stack
+        if self._thread.is_reporting:
+            return RunningModule(None, True, False)
+        if not stack:
+            return None
+        place = next((each.place for each in reversed(stack) if each.place is not None), None)
+        return RunningModule(place, stack[-1].hides, stack[-1].replays)
+
     def _emit(self, topic: Topic | None, method: str, *args: object) -> None:
+        was_reporting, self._thread.is_reporting = self._thread.is_reporting, True
+        try:
+            self._deliver(topic, method, args)
+        finally:
+            self._thread.is_reporting = was_reporting
+
+    def _deliver(self, topic: Topic | None, method: str, args: tuple[object, ...]) -> None:
         for each in self._subscriptions:
             if topic is not None and topic not in each.subscriber.wants:
                 continue
@@ -391,7 +479,7 @@ class Observer:
                     f"{type(each.subscriber).__name__} failed and has ended; training continues: "
                     f"{type(error).__name__}: {error}",
                     RuntimeWarning,
-                    stacklevel=2,
+                    stacklevel=3,
                 )
 
     # -- modules ---------------------------------------------------------------------------------
@@ -454,6 +542,8 @@ class Observer:
             for handle in self._leaf_handles:
                 handle.remove()
             self._leaf_handles.clear()
+            if self._operations is not None:
+                self._operations.clear()
             self._emit(None, "step_begins", self.step)
             with self._lock:
                 self._observe_collectives()  # a subscriber may want more from this step on
@@ -463,7 +553,9 @@ class Observer:
         model.rename(self.step)
         micro = self._micros.get(id(module), 0)
         self._micros[id(module)] = micro + 1
+        self._micro = micro
         self._prepare(module)
+        self._enter_operations()
         return _Running(module, frame, model, micro, {})
 
     def _begin_named(
@@ -488,10 +580,11 @@ class Observer:
             name, self.step, running.micro, call, line, model.first or not whole, model.last or not whole
         )
         topics = self.topics
+        is_compiled = running.hides or module._compiled_call_impl is not None
         if running.replays:
             if "modules" in topics:
-                running.event = ModuleCall(running.place, module, args, kwargs)
-                self._hook_tensors(running.place, "grad_input", running.event.inputs(), replays=True)
+                running.event = ModuleCall(running.place, module, args, kwargs, is_compiled=is_compiled)
+                self._hook_tensors(running.event, "grad_input", running.event.inputs(), replays=True)
             return None
         self._lines[name] = line
         if "gradients" in topics:
@@ -501,11 +594,11 @@ class Observer:
                 self._hook_parameters(stack[-2].module, stack[-2].place.name)
         if "modules" not in topics:
             return None
-        event = running.event = ModuleCall(running.place, module, args, kwargs, is_root=is_root)
+        event = running.event = ModuleCall(running.place, module, args, kwargs, None, is_root, is_compiled)
         self._emit("modules", "forward_begins", event)
         if event.kwargs is not kwargs:
             kwargs.update(event.kwargs)
-        self._hook_tensors(running.place, "grad_input", event.inputs())
+        self._hook_tensors(event, "grad_input", event.inputs())
         return event.args if event.args is not args else None
 
     def _end(self, module: nn.Module, output: Any, failed: bool) -> Any:
@@ -521,13 +614,13 @@ class Observer:
             event.output = output
             if not running.replays:
                 self._emit("modules", "forward", event)
-            self._hook_tensors(event.place, "grad_output", event.outputs(), running.replays)
+            self._hook_tensors(event, "grad_output", event.outputs(), running.replays)
             output = event.output
         return output
 
     def _hook_tensors(
         self,
-        place: StepLocation,
+        event: ModuleCall,
         kind: Literal["grad_input", "grad_output"],
         tensors: list[tuple[str, torch.Tensor]],
         replays: bool = False,
@@ -536,6 +629,7 @@ class Observer:
 
         Those of a recomputation count only if the first forward had no graph (reentrant checkpoints).
         """
+        place = event.place
         for label, tensor in tensors:
             if not tensor.requires_grad:
                 continue
@@ -545,9 +639,9 @@ class Observer:
             self._hooked.add(key)
             known = self._roles.get(tensor)
             if known is not None and known[0] == tensor._version:
-                known[1].append((place, kind, label))
+                known[1].append((place, kind, label, event.is_compiled))
                 continue
-            roles: list[_Role] = [(place, kind, label)]
+            roles: list[_Role] = [(place, kind, label, event.is_compiled)]
             handle = tensor.register_hook(functools.partial(self._on_gradient, self._generation, roles))
             if tensor.is_leaf:
                 self._leaf_handles.append(handle)  # other hooks go with their graph
@@ -556,8 +650,8 @@ class Observer:
     def _on_gradient(self, generation: int, roles: list[_Role], gradient: torch.Tensor) -> None:
         if self._subscriptions and generation == self._generation:
             gradient = gradient.detach()
-            for place, kind, label in roles:
-                self._emit("modules", "backward", ModuleGradient(place, kind, label, gradient))
+            for place, kind, label, is_compiled in roles:
+                self._emit("modules", "backward", ModuleGradient(place, kind, label, gradient, is_compiled))
 
     def _drop_left_calls(self, stack: list[_Running], frame: FrameType) -> None:
         """Drop calls that an exception has left without torch noticing (`KeyboardInterrupt`)."""
@@ -628,6 +722,8 @@ class Observer:
     def _before_optimizer(self, optimizer: Optimizer, *_: object) -> None:
         if torch.compiler.is_compiling():
             return
+        if self._operations is not None:
+            self._operations.leave()
         if self.step < 0:  # a program that calls no module
             self.step = 0
             self._in_step = True

@@ -8,11 +8,9 @@ continues.
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import os
-import random
 import re
 import socket
 import sys
@@ -21,8 +19,8 @@ import time
 import warnings
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,10 +29,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import msgspec
 import torch
 from torch import distributed, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from monarch_kernel.actor import context
 from monarch_kernel.debugger.source_locations import shown_file
 from monarch_kernel.introspection import running_here
+from monarch_kernel.numerics.mesh_summaries import MeshSummaries, RankSummaries, is_on_mesh, mesh_name
 from monarch_kernel.numerics.observer import (
     ModuleCall,
     ModuleGradient,
@@ -47,18 +47,33 @@ from monarch_kernel.numerics.observer import (
     named_modules,
     observer,
 )
-from monarch_kernel.numerics.summaries import Placement, Placements, Split, Summary, hash_of, local_of, summarize
+from monarch_kernel.numerics.summaries import (
+    Placement,
+    Placements,
+    Split,
+    Summary,
+    generator_states,
+    hash_of,
+    local_of,
+    perturbed,
+    summarize,
+)
 from monarch_kernel.private_files import PrivateFolder, written_whole
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from monarch_kernel.numerics.collectives import Collective
+    from monarch_kernel.numerics.operations import TorchOperation
 
-FORMAT = 1
-WHAT = ("modules", "optimizer", "collectives")
+FORMAT = 2
+#: Recordings of format 1 have no settings and states of optimizers.
+_READABLE = (1, FORMAT)
+WHAT = ("modules", "optimizer", "collectives", "ops")
 #: The most bytes of parameters that are copied before a step, to summarize how they move. Others have no `update`.
 UPDATE_BYTES = 1 << 30
+#: Requests to ranks of a mesh after which their answers are fetched, within a step.
+MESH_REQUESTS = 10_000
 #: Bytes of kept tensors (`full`) after which they are written to a file.
 PART_BYTES = 1 << 28
 
@@ -66,6 +81,8 @@ _TOPICS: dict[str, frozenset[Topic]] = {
     "modules": frozenset(("modules",)),
     "optimizer": frozenset(("gradients", "optimizer")),
     "collectives": frozenset(("collectives",)),
+    # Compiled modules are recorded at their edges.
+    "ops": frozenset(("operations", "modules")),
 }
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DESCRIPTION = "recording.json"
@@ -83,6 +100,8 @@ Kind = Literal[
     "buffer",
     "collective",
     "generator",
+    "operation",
+    "optimizer_state",
 ]
 
 
@@ -97,10 +116,11 @@ class Entry:
         phase: the part of the step.
         kind: what the tensor is. `gradient` is a parameter's own gradient of one backward; `reduced_gradient` the one
             that the optimizer uses; `parameter` its value before the first step and after each step; `update` how far
-            the step moved it.
+            the step moved it; `optimizer_state` what the optimizer has of it before the first step (with `full`).
         name: the qualified name of the module, parameter or buffer; of a collective, its operation; of a random
             generator, its device or library.
-        tensor: which tensor of the module's inputs or outputs.
+        tensor: which tensor of the module's inputs or outputs; of an operation, its label (see
+            `operations.TorchOperation`) and which of its tensors, such as "aten.addmm#0:input.mat1".
         rank: the rank.
         sequence: the index of the entry among those of its rank, in program order.
         line: the line of user code, such as "train.py:42".
@@ -238,8 +258,10 @@ class Recording:
             version = description["format"]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path / _DESCRIPTION} is damaged: {error}") from None
-        if version != FORMAT:
-            raise ValueError(f"{path} has format {version}; this version of monarch_kernel reads format {FORMAT}")
+        if version not in _READABLE:
+            raise ValueError(
+                f"{path} has format {version}; this version of monarch_kernel reads formats up to {FORMAT}"
+            )
         world = int(description["world_size"])
         ranks = sorted(int(file.stem[5:]) for file in path.glob("rank_*.jsonl") if file.stem[5:].isdigit())
         found = cls(path, str(description["name"]), description, tuple(rank for rank in ranks if rank < world))
@@ -290,6 +312,14 @@ class Recording:
             line = file.readline()
         return json.loads(line) if line.endswith("\n") else {}
 
+    def optimizers(self, rank: int) -> list[dict[str, Any]]:
+        """Return the optimizers of a rank before the first step, as plain data; empty if tensors were not kept.
+
+        Each has its `class`, its `groups` with names of `parameters` and `settings`, and `scalars` of its state by name
+        of a parameter. Tensors of its state are entries of the kind `optimizer_state`.
+        """
+        return [data for data in self._lines(rank) if data["kind"] == "optimizer"]
+
     def tensor(self, entry: Entry) -> torch.Tensor | None:
         """Return the recorded local tensor of an entry; None if it was not kept (`full=True` keeps them)."""
         if not entry.full:
@@ -309,19 +339,27 @@ class Recording:
         return self.folder / f"rank_{rank:05}.jsonl"
 
     def _read(self, rank: int) -> Iterator[Entry]:
-        path = self._file(rank)
-        with path.open() as file:
+        for number, data in enumerate(self._lines(rank), 1):
+            if data["kind"] not in ("rank", "end", "optimizer"):
+                try:
+                    yield Entry.from_json(data)
+                except (ValueError, KeyError, TypeError) as error:
+                    raise self._damaged(rank, number, error) from None
+
+    def _lines(self, rank: int) -> Iterator[dict[str, Any]]:
+        with self._file(rank).open() as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith("\n"):
                     return  # the rank died, or the disk was full, while it wrote this line
                 try:
-                    data = json.loads(line)
-                    if data["kind"] in ("rank", "end"):
-                        continue
-                    entry = Entry.from_json(data)
+                    data: dict[str, Any] = json.loads(line)
+                    str(data["kind"])
                 except (ValueError, KeyError, TypeError) as error:
-                    raise ValueError(f"{path}:{number} is damaged: {type(error).__name__}: {error}") from None
-                yield entry
+                    raise self._damaged(rank, number, error) from None
+                yield data
+
+    def _damaged(self, rank: int, number: int, error: Exception) -> ValueError:
+        return ValueError(f"{self._file(rank)}:{number} is damaged: {type(error).__name__}: {error}")
 
     def _end(self, rank: int) -> str:
         with self._file(rank).open("rb") as file:
@@ -374,9 +412,12 @@ class _RankFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
         self._fd = self._folder.open_file(name, flags)
         if rank == 0 or _DESCRIPTION not in self._folder.names():
-            # Several ranks may write it at the same time.
-            with written_whole(os.path.join(path, _DESCRIPTION)) as file:
-                file.write(json.dumps(description, indent=1).encode())
+            self.describe(description)
+
+    def describe(self, description: Mapping[str, Any]) -> None:
+        """Write the description of the recording. Several ranks may write it at the same time."""
+        with written_whole(os.path.join(self.path, _DESCRIPTION)) as file:
+            file.write(json.dumps(description, indent=1).encode())
 
     def _discard(self, world_size: int) -> None:
         """Remove files of an earlier recording: those of this rank; at rank 0, also those of ranks beyond the world."""
@@ -415,6 +456,100 @@ class _RankFile:
             os.close(self._fd)
             self._folder.close()
             self._fd = -1
+
+
+@dataclass(slots=True)
+class _MeshEntry:
+    """An entry of ranks of a mesh, whose summaries are not there yet.
+
+    Attributes:
+        entry: what is known of it.
+        is_changing: whether ranks on which it is the same as before are left out.
+    """
+
+    entry: Entry
+    is_changing: bool = False
+
+
+class _MeshFiles:
+    """The files of ranks of a mesh, which the process that controls the mesh writes.
+
+    Args:
+        own: the file of rank 0. It also has what this process computes itself.
+        description: of the recording.
+        replace: whether to overwrite an earlier recording.
+    """
+
+    def __init__(self, own: _RankFile, description: dict[str, Any], replace: bool) -> None:
+        self.summaries = MeshSummaries()
+        self._files = {0: own}
+        self._description = description
+        self._replace = replace
+        self._waiting: list[_MeshEntry | Entry] = []
+        self._hashes: dict[tuple[int, str], str] = {}
+
+    def add(self, entry: _MeshEntry | Entry) -> None:
+        """Add an entry in program order."""
+        self._waiting.append(entry)
+        if len(self._waiting) >= MESH_REQUESTS:
+            self.write()
+
+    def write(self) -> None:
+        """Fetch the summaries that were requested, and write the entries. Raises RuntimeError if a rank has died."""
+        waiting, self._waiting = self._waiting, []
+        ranks = self.summaries.fetch()
+        for rank, of_rank in sorted(ranks.items()):
+            self._open(rank, of_rank)
+        if self._description["world_size"] != self.summaries.world_size:
+            self._description["world_size"] = self.summaries.world_size
+            self._files[0].describe(self._description)
+        for each in waiting:
+            if isinstance(each, Entry):
+                self._files[0].write(each.to_json())
+                continue
+            for rank, of_rank in sorted(ranks.items()):
+                self._write(each, rank, of_rank)
+
+    def _write(self, each: _MeshEntry, rank: int, of_rank: RankSummaries) -> None:
+        for name, summary, placement, kept in of_rank.found.get(each.entry.sequence, ()):
+            if each.is_changing:
+                at = (rank, each.entry.name)
+                if self._hashes.get(at) == summary.hash:
+                    continue
+                self._hashes[at] = summary.hash
+            key = f"{each.entry.sequence}{name}"
+            full = "" if kept is None else self._files[rank].keep(key, kept)
+            entry = replace(
+                each.entry,
+                name=name or each.entry.name,
+                rank=rank,
+                shape=summary.shape,
+                dtype=summary.dtype,
+                sum_of_squares=summary.sum_of_squares,
+                maximum=summary.maximum,
+                nonfinite=summary.nonfinite,
+                hash=summary.hash,
+                projection=summary.projection,
+                placement=placement,
+                full=full,
+            )
+            self._files[rank].write(entry.to_json())
+
+    def _open(self, rank: int, of_rank: RankSummaries) -> None:
+        if rank not in self._files:
+            file = self._files[rank] = _RankFile(self._files[0].path, rank, self._description, self._replace)
+            header = {"kind": "rank", "rank": rank, "host": of_rank.host, "pid": of_rank.pid}
+            file.write(msgspec.json.encode({**header, "created": self._description["created"]}))
+
+    def end(self, reason: str) -> None:
+        """End the files of ranks other than 0."""
+        for rank, file in self._files.items():
+            if rank:
+                try:
+                    file.flush()
+                    file.write(_ending(rank, reason))
+                finally:
+                    file.close()
 
 
 class StepRecorder(Subscriber):
@@ -468,6 +603,7 @@ class StepRecorder(Subscriber):
         self._copies: dict[int, torch.Tensor] = {}
         self._seen: dict[int, tuple[weakref.ref[torch.Tensor], Summary]] = {}
         self._last: tuple[torch.Tensor, Summary] | None = None
+        self._of_operations = _OperationSummaries() if "ops" in what else None
         self._buffers: dict[str, str] = {}
         created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         description = {
@@ -483,6 +619,8 @@ class StepRecorder(Subscriber):
             "perturb": perturb,
         }
         self._file = _RankFile(self.folder, rank, description, replace)
+        self._description, self._replaces = description, replace
+        self._mesh: _MeshFiles | None = None  # if the model's tensors are on a mesh
         header = {"kind": "rank", "rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "created": created}
         self._file.write(msgspec.json.encode(header))
         # All topics are wanted from the first step on; until then, only beginnings and ends of steps.
@@ -531,10 +669,15 @@ class StepRecorder(Subscriber):
             self._copies.clear()
             self._seen.clear()
             self._last = None
+            self._of_operations = None
             try:
+                if self._mesh is not None:
+                    if reason in ("done", "stopped"):
+                        self._mesh.write()
+                    self._mesh.end(reason)
                 self._file.flush()
-                self._file.write(msgspec.json.encode({"kind": "end", "rank": self.rank, "reason": reason}))
-            except OSError as error:
+                self._file.write(_ending(self.rank, reason))
+            except (OSError, RuntimeError) as error:
                 if reason in ("done", "stopped"):
                     self.reason = str(error)
                     _warn(self.name, error)
@@ -557,10 +700,27 @@ class StepRecorder(Subscriber):
             self.wants = self._topics
             self._phase = "forward"
             self._seen.clear()
-            self._write_generators()
+            if self._of_operations is not None:
+                self._of_operations.clear()
+            parameters = observer().named_parameters()
+            on_mesh = next((each for _, each in parameters if is_on_mesh(each)), None)
+            if on_mesh is not None:
+                self._begin_on_mesh(on_mesh)
+            self._write_generators(on_mesh)
             if self._step == 0 and "optimizer" in self._what:
-                for name, parameter in observer().named_parameters():
+                for name, parameter in parameters:
                     self._add(_place(name), "forward", "parameter", "", name, parameter)
+
+    def _begin_on_mesh(self, tensor: torch.Tensor) -> None:
+        """Prepare to record tensors of a mesh."""
+        wrong = {"ops", "collectives"} & self._what
+        if wrong:
+            raise TypeError(
+                f"the tensors of this model are on mesh {mesh_name(tensor)}, whose ranks run its operations: record "
+                f"modules and optimizer there, not {' and '.join(sorted(wrong))}"
+            )
+        if self._mesh is None:
+            self._mesh = _MeshFiles(self._file, self._description, self._replaces)
 
     def forward_begins(self, event: ModuleCall) -> None:
         """See `Subscriber`."""
@@ -570,8 +730,10 @@ class StepRecorder(Subscriber):
                 return
             if self._perturb and event.is_root:
                 self._perturbs_embeddings = not any(each.is_floating_point() for _, each in event.inputs())
-                event.args = cast("tuple[Any, ...]", _mapped(event.args, self._perturb))
-                event.kwargs = cast("dict[str, Any]", _mapped(event.kwargs, self._perturb))
+                event.args = cast("tuple[Any, ...]", self._moved(event.args))
+                event.kwargs = cast("dict[str, Any]", self._moved(event.kwargs))
+            if not self._records(event):
+                return
             for label, tensor in event.inputs():
                 self._add(event.place, "forward", "input", label, f"{event.place.name}:input:{label}", tensor)
 
@@ -579,8 +741,8 @@ class StepRecorder(Subscriber):
         """See `Subscriber`."""
         with self._guarded():
             if self._perturbs_embeddings and isinstance(event.module, nn.Embedding):
-                event.output = perturbed(event.output, self._perturb)
-            if event.place.last:
+                event.output = self._moved(event.output)
+            if event.place.last and self._records(event):
                 for label, tensor in event.outputs():
                     name = f"{event.place.name}:output" + (f":{label}" if label else "")
                     self._add(event.place, "forward", "output", label, name, tensor)
@@ -588,7 +750,7 @@ class StepRecorder(Subscriber):
     def backward(self, event: ModuleGradient) -> None:
         """See `Subscriber`."""
         inner = event.kind == "grad_input"
-        if not (event.place.first if inner else event.place.last):
+        if not (event.place.first if inner else event.place.last) or not self._records(event):
             return
         with self._guarded():
             self._phase = "backward"
@@ -608,6 +770,8 @@ class StepRecorder(Subscriber):
             return
         with self._guarded():
             self._phase = "reduction"
+            if self._full and self._step == 0:
+                self._write_optimizer(optimizer, parameters)
             room = UPDATE_BYTES - sum(each.numel() * each.element_size() for each in self._copies.values())
             for each in parameters:
                 gradient = each.parameter.grad
@@ -647,6 +811,8 @@ class StepRecorder(Subscriber):
         with self._guarded():
             if "modules" in self._what:
                 self._write_buffers()
+            if self._mesh is not None:
+                self._mesh.write()
             self._step += 1
             self.steps_done = self._step
             self._copies.clear()
@@ -662,6 +828,32 @@ class StepRecorder(Subscriber):
                     label = f"{side}.{at}"
                     name = f"{event.kind}:{label}"
                     self._add(place, self._phase, "collective", label, name, tensor, op=event.op, group=event.group)
+
+    def operation_begins(self, event: TorchOperation) -> None:
+        """See `Subscriber`."""
+        with self._guarded():
+            self._phase = "backward" if event.is_backward else "forward"
+            if self._of_operations is not None:
+                self._of_operations.begin(event.epoch)
+            self._add_operation(event, "input", event.inputs)
+
+    def operation(self, event: TorchOperation) -> None:
+        """See `Subscriber`."""
+        with self._guarded():
+            if self._of_operations is not None:
+                self._of_operations.changed(event.written)
+            self._add_operation(event, "output", event.outputs)
+
+    def _add_operation(
+        self, event: TorchOperation, side: Literal["input", "output"], tensors: Sequence[tuple[str, torch.Tensor]]
+    ) -> None:
+        for name, tensor in tensors:
+            label = f"{event.label}:{side}" + (f".{name}" if name else "")
+            self._add(event.place, self._phase, "operation", label, f"{event.place.name}:{label}", tensor)
+
+    def _records(self, event: ModuleCall | ModuleGradient) -> bool:
+        """Return whether the tensors of a module are recorded: of operations alone, those of compiled modules are."""
+        return "modules" in self._what or event.is_compiled
 
     def _guarded(self) -> _Guard:
         return _Guard(self)
@@ -680,6 +872,9 @@ class StepRecorder(Subscriber):
         op: str = "",
         group: tuple[int, ...] = (),
     ) -> None:
+        if self._mesh is not None and is_on_mesh(tensor):
+            self._request(place, phase, kind, label, pattern, tensor)
+            return
         placement = self._placements.of(pattern, tensor if like is None else like)
         summary = self._summary(tensor, placement, kind)
         self._write(place, phase, kind, label, summary, placement, tensor, op, group)
@@ -699,7 +894,55 @@ class StepRecorder(Subscriber):
         full = ""
         if self._full and self._keeps(place, kind, label):
             full = self._file.keep(str(self._sequence), local_of(tensor))
-        entry = Entry(
+        entry = self._entry(place, phase, kind, label, summary, placement, full, op, group)
+        if self._mesh is not None:
+            self._mesh.add(entry)
+        else:
+            self._file.write(entry.to_json())
+
+    def _request(
+        self,
+        place: StepLocation,
+        phase: Phase,
+        kind: Kind,
+        label: str,
+        pattern: str,
+        tensor: torch.Tensor,
+        is_changing: bool = False,
+    ) -> None:
+        """Have the ranks of a mesh summarize a tensor."""
+        assert self._mesh is not None
+        keeps = self._full and self._keeps(place, kind, label)
+        entry = self._entry(place, phase, kind, label, _UNKNOWN)
+        self._mesh.summaries.request(entry.sequence, tensor, self._placements.split_of(pattern), keeps)
+        self._mesh.add(_MeshEntry(entry, is_changing))
+
+    def _moved(self, value: object) -> object:
+        """Return the tensors in a value moved by units in the last place."""
+        mesh = self._mesh
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            if mesh is not None and is_on_mesh(tensor):
+                return mesh.summaries.perturbed(tensor, self._perturb)
+            return perturbed(tensor, self._perturb)
+
+        return _mapped(value, moved)
+
+    def _entry(
+        self,
+        place: StepLocation,
+        phase: Phase,
+        kind: Kind,
+        label: str,
+        summary: Summary,
+        placement: Placement | None = None,
+        full: str = "",
+        op: str = "",
+        group: tuple[int, ...] = (),
+    ) -> Entry:
+        """Return the next entry of this rank."""
+        self._sequence += 1
+        return Entry(
             step=self._step,
             micro=place.micro,
             call=place.call,
@@ -708,7 +951,7 @@ class StepRecorder(Subscriber):
             name=place.name,
             tensor=label,
             rank=self.rank,
-            sequence=self._sequence,
+            sequence=self._sequence - 1,
             line=_whole_line(place.line),
             shape=summary.shape,
             dtype=summary.dtype,
@@ -722,8 +965,6 @@ class StepRecorder(Subscriber):
             op=op,
             group=group,
         )
-        self._sequence += 1
-        self._file.write(entry.to_json())
 
     def _summary(self, tensor: torch.Tensor, placement: Placement | None, kind: Kind) -> Summary:
         """Summarize a tensor, or reuse the summary of the same object if its bytes have not changed.
@@ -733,6 +974,8 @@ class StepRecorder(Subscriber):
         """
         if self._last is not None and self._last[0] is tensor:
             return self._last[1]
+        if kind == "operation" and self._of_operations is not None:
+            return self._of_operations.of(tensor, placement)
         if kind not in ("input", "output"):
             return self._summarized(tensor, placement)
         known = self._seen.get(id(tensor))
@@ -760,18 +1003,101 @@ class StepRecorder(Subscriber):
                     if buffer is None:
                         continue
                     full = f"{name}.{key}".lstrip(".")
+                    if self._mesh is not None and is_on_mesh(buffer):
+                        self._request(_place(full), "optimizer", "buffer", "", full, buffer, is_changing=True)
+                        continue
                     placement = self._placements.of(full, buffer)
                     summary = summarize(buffer, placement)
                     if self._buffers.get(full) != summary.hash:  # masks and tables never change
                         self._buffers[full] = summary.hash
                         self._write(_place(full), "optimizer", "buffer", "", summary, placement, buffer)
 
-    def _write_generators(self) -> None:
+    def _write_optimizer(self, optimizer: Optimizer, parameters: Sequence[NamedParameter]) -> None:
+        """Write what is needed to build an optimizer again: class, settings and the state before its step."""
+        names = {id(each.parameter): each.name for each in parameters}
+        scalars: dict[str, dict[str, Any]] = {}
+        for each in parameters:
+            state: Mapping[str, Any] = optimizer.state.get(each.parameter, {})
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor) and value.dim():
+                    like = each.parameter if value.shape == each.parameter.shape else None
+                    self._add(_place(each.name), "optimizer", "optimizer_state", key, each.name, value, like=like)
+                elif isinstance(value, torch.Tensor):
+                    scalar = {"value": value.item(), "dtype": str(value.dtype).removeprefix("torch.")}
+                    scalars.setdefault(each.name, {})[key] = scalar
+                elif is_plain(value):
+                    scalars.setdefault(each.name, {})[key] = {"value": value}
+        kind = type(optimizer)
+        groups: list[dict[str, Any]] = optimizer.param_groups
+        data = {
+            "kind": "optimizer",
+            "rank": self.rank,
+            "class": f"{kind.__module__}.{kind.__qualname__}",
+            "groups": [
+                {"parameters": [names[id(each)] for each in group["params"]], "settings": settings_of(group)}
+                for group in groups
+            ],
+            "scalars": scalars,
+        }
+        self._file.write(msgspec.json.encode(data))
+
+    def _write_generators(self, on_mesh: torch.Tensor | None) -> None:
+        """Write the states of generators: of the ranks, if there is a tensor on a mesh."""
+        if on_mesh is not None and self._mesh is not None:
+            entry = self._entry(_place(""), "forward", "generator", "", _UNKNOWN)
+            self._mesh.summaries.request_generators(entry.sequence, on_mesh, self._full)
+            self._mesh.add(_MeshEntry(entry))
+            return
         for name, state in generator_states().items():
             digest = blake2b(state, digest_size=8).hexdigest()
             tensor = torch.frombuffer(bytearray(state), dtype=torch.uint8)
             summary = Summary(tuple(tensor.shape), "uint8", 0.0, 0.0, 0, digest, 0.0)
             self._write(_place(name), "forward", "generator", "", summary, None, tensor)
+
+
+class _OperationSummaries:
+    """Summaries of tensors that operations share, so that each tensor is read once after it was written.
+
+    A tensor is its part of a storage, in its shape and version. Writes forget all parts of the storage, because views
+    that `.data` returns have versions of their own.
+    """
+
+    def __init__(self) -> None:
+        self._storages: dict[int, tuple[StorageWeakRef, dict[tuple[Any, ...], Summary]]] = {}
+        self._epoch = -1
+
+    def clear(self) -> None:
+        """Forget all summaries."""
+        self._storages.clear()
+
+    def begin(self, epoch: int) -> None:
+        """Forget all summaries if tensors may have changed without an operation that was reported."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self.clear()
+
+    def changed(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Forget the summaries of tensors that an operation has written."""
+        for each in tensors:
+            local = local_of(each)
+            if local.layout == torch.strided:
+                self._storages.pop(local.untyped_storage()._cdata, None)
+
+    def of(self, tensor: torch.Tensor, placement: Placement | None) -> Summary:
+        """Return the summary of a tensor."""
+        local = local_of(tensor)
+        if local.layout != torch.strided:
+            return summarize(tensor, placement)
+        storage = local.untyped_storage()
+        found = self._storages.get(storage._cdata)
+        if found is None or found[0].expired():
+            found = self._storages[storage._cdata] = (StorageWeakRef(storage), {})
+        at = (local.storage_offset(), tuple(local.shape), local.stride(), local.dtype, tensor._version, placement)
+        at = (*at, local.is_conj(), local.is_neg())
+        summary = found[1].get(at)
+        if summary is None:
+            summary = found[1][at] = summarize(tensor, placement)
+        return summary
 
 
 class _Guard:
@@ -819,7 +1145,7 @@ def record(
         optimizer: not needed; steps of all optimizers are recorded.
         steps: after how many steps it ends by itself.
         what: `"modules"` (inputs, outputs and their gradients), `"optimizer"` (gradients of parameters before and after
-            reduction, updates) and `"collectives"`.
+            reduction, updates), `"collectives"`, and `"ops"` (inputs and outputs of each torch operation).
         placements: which part of a global tensor a rank has, by pattern of names, where it is not a DTensor
             (`summaries.Placements`): `{"*.wq.weight": Shard(0), "*.wq:output": Shard(-1)}`.
         full: also keep the tensors themselves.
@@ -894,39 +1220,44 @@ def _step_tag(optimizer: Optimizer) -> int | None:
     return None
 
 
-def generator_states() -> dict[str, bytes]:
-    """Return the states of the random generators of torch, Python and NumPy by name."""
-    states = {"torch.cpu": torch.get_rng_state().numpy().tobytes()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        device = torch.cuda.current_device()
-        states[f"torch.cuda:{device}"] = torch.cuda.get_rng_state(device).numpy().tobytes()
-    states["python"] = repr(random.getstate()).encode()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        kind, keys, *rest = numpy.random.get_state()
-        states["numpy"] = f"{kind} {rest} {base64.b64encode(keys.tobytes()).decode()}".encode()
-    return states
+def is_plain(value: object) -> bool:
+    """Return whether a value is a finite number, a text, None, or a list of such."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, tuple | list):
+        return all(is_plain(each) for each in cast("Sequence[object]", value))
+    return isinstance(value, bool | int | str | None)
 
 
-def perturbed(tensor: torch.Tensor, units: int) -> torch.Tensor:
-    """Return a floating-point tensor with each element moved by units in the last place, in fixed random directions."""
-    local = local_of(tensor)
-    generator = torch.Generator().manual_seed(units)
-    signs = (torch.rand(local.shape, generator=generator) < 0.5).to(local.device)
-    factor = 1 + torch.where(signs, 1.0, -1.0).to(local.dtype) * (abs(units) * torch.finfo(local.dtype).eps)
-    return tensor * factor
+def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of an optimizer's parameter group that are plain data, without its parameters."""
+    settings = {
+        key: value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+        for key, value in group.items()
+        if key not in ("params", "param_names")
+    }
+    return {key: value for key, value in settings.items() if is_plain(value)}
 
 
-def _mapped(value: object, units: int) -> object:
+def _mapped(value: object, change: Callable[[torch.Tensor], torch.Tensor]) -> object:
+    """Apply a function to the floating-point tensors in tuples, lists and dictionaries."""
     if isinstance(value, torch.Tensor):
-        return perturbed(value, units) if value.is_floating_point() else value
+        return change(value) if value.is_floating_point() else value
     if isinstance(value, tuple) and type(value) is tuple:
-        return tuple(_mapped(each, units) for each in value)
+        return tuple(_mapped(each, change) for each in value)
     if type(value) is list:
-        return [_mapped(each, units) for each in value]
+        return [_mapped(each, change) for each in value]
     if type(value) is dict:
-        return {key: _mapped(each, units) for key, each in value.items()}
+        return {key: _mapped(each, change) for key, each in value.items()}
     return value
+
+
+#: Of a tensor whose ranks have not answered yet.
+_UNKNOWN = Summary((), "", 0.0, 0.0, 0, "", 0.0)
+
+
+def _ending(rank: int, reason: str) -> bytes:
+    return msgspec.json.encode({"kind": "end", "rank": rank, "reason": reason})
 
 
 def _whole_line(line: str) -> str:

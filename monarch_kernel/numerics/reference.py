@@ -6,8 +6,9 @@ user's, gives it the job's weights, joined from all ranks, and runs the batch of
 second time to find kernels that are not deterministic, and then with perturbed inputs, whose recordings tell how far
 rounding alone may move each tensor. `compare_with_reference` compares.
 
-The loss is not needed: gradients begin with the recorded gradient of the model's output. Updates of the optimizer are
-therefore not compared.
+The loss is not needed: gradients begin with the recorded gradient of the model's output. The optimizer is built again
+with the job's settings and its state before the step. It gets the job's own gradients, so an update differs only if the
+optimizer is wrong: gradients are compared before, and may have been clipped or unscaled.
 """
 
 from __future__ import annotations
@@ -20,25 +21,28 @@ import re
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel import programs
-from monarch_kernel.numerics.alignment import Run, clusters, count, exact
+from monarch_kernel.numerics.alignment import RecordedPart, Run, clusters, count, exact
 from monarch_kernel.numerics.comparison import Comparison, compare_runs
 
 if TYPE_CHECKING:
     import torch
 
-    from monarch_kernel.numerics.alignment import RecordedPart
     from monarch_kernel.numerics.recording import Entry, Recording
 
+#: Classes of torch.optim whose `step` needs a closure.
+_WITH_CLOSURE = frozenset(("LBFGS",))
 #: How many runs with perturbed inputs measure the tolerances.
 PERTURBED = 2
 #: Kinds of a step that a run without the job's optimizer has in common with it.
-_KINDS = frozenset(("input", "output", "grad_input", "grad_output", "gradient", "reduced_gradient", "generator"))
+_KINDS = frozenset(
+    ("input", "output", "grad_input", "grad_output", "gradient", "reduced_gradient", "generator", "operation")
+)
 
 
 class ReferenceRunError(RuntimeError):
@@ -69,12 +73,14 @@ class Builder:
         return cls(path, function)
 
 
-def compare_with_reference(recording: Recording, builder: str) -> Comparison:
+def compare_with_reference(recording: Recording, builder: str, optimizer: str = "") -> Comparison:
     """Compare the first step of a recorded job with a run of the same step in one process.
 
     Args:
         recording: of the job, with its tensors (`full=True`).
         builder: `FILE:FUNCTION`; the function takes no arguments and returns the whole model.
+        optimizer: `FILE:FUNCTION`; the function takes the model and returns its optimizer. By default, the job's
+            optimizer is built again, if torch has its class.
 
     Raises:
         ReferenceRunError: the step cannot be run again.
@@ -83,17 +89,18 @@ def compare_with_reference(recording: Recording, builder: str) -> Comparison:
     """
     from monarch_kernel.numerics.recording import Recording
 
-    folders = reference_of(recording, Builder.of(builder), again=True, perturbed=PERTURBED)
+    steps = Optimizers.of(recording, Builder.of(optimizer) if optimizer else None)
+    folders = reference_of(recording, Builder.of(builder), steps, again=True, perturbed=PERTURBED)
     plain, again, *perturbed = (Recording.open(folder) for folder in folders)
 
     found = compare_runs(
-        first_step(plain, "reference"),
-        first_step(recording, recording.name),
-        [first_step(each, "perturbed reference") for each in perturbed],
+        first_step(plain, "reference", steps),
+        first_step(recording, recording.name, steps),
+        [first_step(each, "perturbed reference", steps) for each in perturbed],
         tensors=(plain.tensor, recording.tensor),
     )
     repeated = compare_runs(first_step(plain, "reference"), first_step(again, "reference, run again"))
-    notes = list(found.notes)
+    notes = [*found.notes, *steps.notes]
     if repeated.identical != repeated.compared and repeated.worst is not None:
         notes.append(_nondeterminism(repeated, folders[0]))
     if _has_other_generators(recording):
@@ -104,14 +111,23 @@ def compare_with_reference(recording: Recording, builder: str) -> Comparison:
     return replace(found, notes=tuple(notes))
 
 
-def first_step(recording: Recording, name: str) -> Run:
-    """Return what a reference has in common with the first step of a recording."""
-    entries = [entry for entry in recording.entries() if entry.step == 0 and _is_compared(entry)]
+def first_step(recording: Recording, name: str, optimizers: Optimizers | None = None) -> Run:
+    """Return what a reference has in common with the first step of a recording.
+
+    Args:
+        optimizers: those of the reference; None if updates are not compared.
+    """
+    skipped: frozenset[str] | None = None if optimizers is None else optimizers.skipped
+    entries = [entry for entry in recording.entries() if entry.step == 0 and _is_compared(entry, skipped)]
     return Run.of(entries, name)
 
 
-def _is_compared(entry: Entry) -> bool:
-    return entry.kind in _KINDS or (entry.kind == "parameter" and entry.phase == "forward")
+def _is_compared(entry: Entry, skipped: frozenset[str] | None) -> bool:
+    if entry.kind in _KINDS or (entry.kind == "parameter" and entry.phase == "forward"):
+        return True
+    if skipped is None or entry.name.startswith("optimizer."):
+        return False
+    return entry.kind in ("update", "parameter") and "" not in skipped and entry.name not in skipped
 
 
 def _has_other_generators(recording: Recording) -> bool:
@@ -141,6 +157,7 @@ def _nondeterminism(repeated: Comparison, folder: Path) -> str:
 def reference_of(
     recording: Recording,
     builder: Builder,
+    optimizers: Optimizers,
     *,
     beside: Path | None = None,
     root: Path | None = None,
@@ -152,6 +169,7 @@ def reference_of(
     Args:
         recording: of the job, with its tensors.
         builder: the function that returns the model.
+        optimizers: what runs after the backward.
         beside: the recordings are in folders beside it, whose names begin with its name; by default, beside the job's.
         root: the current folder of the process, from which modules can be imported, too; by default, that of the file.
         again: whether to run the same step twice.
@@ -175,6 +193,9 @@ def reference_of(
         "recording": str(recording.folder),
         "file": str(builder.file),
         "function": builder.function,
+        "optimizer": None
+        if optimizers.builder is None
+        else [str(optimizers.builder.file), optimizers.builder.function],
         "paths": [str(path) for path in dict.fromkeys((builder.file.parent, root))],
         "runs": [[str(folder), number] for folder, number in zip(folders, units, strict=True)],
     }
@@ -317,6 +338,182 @@ def _joined(
     return torch.cat(tensors, dim), len(tensors)
 
 
+# -- its optimizers ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Group:
+    """Parameters that an optimizer of the job treats alike.
+
+    Attributes:
+        kind: the name of the optimizer's class in `torch.optim`.
+        parameters: their names.
+        settings: the settings of the group.
+    """
+
+    kind: str
+    parameters: list[str]
+    settings: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Optimizers:
+    """The optimizers of a step, with their settings and states before it.
+
+    Attributes:
+        builder: the function that makes the optimizer of a model; None to build the job's again.
+        groups: the parameters of the job's optimizers, each once, with settings.
+        skipped: parameters whose updates are not compared; "" for all.
+        notes: what is not compared and why, and how ranks differ, each a sentence.
+        states: tensors and numbers of states by parameter and name; `gradients` those of the step, by parameter.
+    """
+
+    builder: Builder | None = None
+    groups: list[_Group] = field(default_factory=list[_Group])
+    skipped: frozenset[str] = frozenset()
+    notes: list[str] = field(default_factory=list[str])
+    states: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict[str, "torch.Tensor"])
+
+    @classmethod
+    def of(cls, recording: Recording, builder: Builder | None = None) -> Optimizers:
+        """Read the settings of the first step of a recording, without tensors."""
+        found = cls(builder)
+        settings: dict[str, tuple[int, dict[str, Any]]] = {}
+        strange = 0
+        for rank in recording.ranks:
+            for each in recording.optimizers(rank):
+                module, _, kind = str(each["class"]).rpartition(".")
+                if builder is None and (not module.startswith("torch.optim.") or kind in _WITH_CLOSURE):
+                    found._skip(f"the optimizer {each['class']} cannot be built again")
+                    return found
+                for group in each["groups"]:
+                    names: list[str] = [name for name in group["parameters"] if not name.startswith("optimizer.")]
+                    strange += len(group["parameters"]) - len(names)
+                    new = [name for name in names if name not in settings]
+                    found._note_differing(
+                        rank, group["settings"], [name for name in names if name in settings], settings
+                    )
+                    settings |= dict.fromkeys(new, (rank, group["settings"]))
+                    if new:
+                        found.groups.append(_Group(kind, new, group["settings"]))
+                for name, scalars in each["scalars"].items():
+                    found.states.setdefault(name, {}).update(scalars)
+        if strange:
+            found.notes.append(
+                f"Optimizers of the job hold {strange:,} tensors that are no parameters of its model, such as copies, "
+                "or parameters from before it was wrapped. Their updates were not compared."
+            )
+        if not settings:
+            found._skip("the recording has no optimizer's state from before the step")
+        return found
+
+    def _skip(self, why: str) -> None:
+        self.groups, self.states, self.skipped = [], {}, frozenset(("",))
+        self.notes.append(f"Not compared: updates, because {why}.")
+
+    def _note_differing(
+        self, rank: int, own: dict[str, Any], names: Sequence[str], known: Mapping[str, tuple[int, dict[str, Any]]]
+    ) -> None:
+        """Note that ranks have different settings for parameters that both have."""
+        for name in names:
+            first, settings = known[name]
+            for key in sorted(own.keys() & settings.keys()):
+                if own[key] != settings[key] and first != rank:
+                    self.notes.append(
+                        f"For {name}, the optimizer has {key}={own[key]!r} on rank {rank}, and {settings[key]!r} on "
+                        f"rank {first}, which the reference uses."
+                    )
+                    return
+
+    def load(self, recording: Recording) -> None:
+        """Read the tensors of states and gradients, joined from all ranks."""
+        import torch
+
+        if "" in self.skipped:
+            return
+        for scalars in self.states.values():
+            for key, scalar in scalars.items():
+                dtype = scalar.get("dtype")
+                scalars[key] = (
+                    scalar["value"] if dtype is None else torch.tensor(scalar["value"], dtype=getattr(torch, dtype))
+                )
+        entries = [entry for entry in recording.entries() if entry.step == 0]
+        states: defaultdict[tuple[str, str], list[RecordedPart]] = defaultdict(list)
+        for entry in entries:
+            if entry.kind == "optimizer_state" and not entry.name.startswith("optimizer."):
+                states[entry.name, entry.tensor].append(RecordedPart(entry.rank, 0, entry))
+        for (name, key), parts in states.items():
+            self.states.setdefault(name, {})[key] = _joined(recording, f"{key} of {name}", parts)[0]
+        for key, parts in Run.of(entries, recording.name).parts.items():
+            if key.kind == "reduced_gradient":
+                self.gradients[key.name] = _joined(recording, f"the gradient of {key.name}", parts)[0]
+
+    def built(self, model: torch.nn.Module, perturb: int) -> list[torch.optim.Optimizer]:
+        """Build the optimizers of a model. Their steps use the job's gradients.
+
+        Args:
+            perturb: by how many units in the last place to move the gradients.
+        """
+        import torch
+
+        from monarch_kernel.numerics.observer import named_parameters
+
+        own = dict(named_parameters(model))
+        names = {id(parameter): name for name, parameter in own.items()}
+        if "" in self.skipped:
+            return [torch.optim.SGD(model.parameters(), lr=0.0)]  # it ends the step, and moves nothing
+        found: list[torch.optim.Optimizer] = []
+        if self.builder is not None:
+            made = _function(self.builder)(model)
+            if not isinstance(made, torch.optim.Optimizer):
+                raise ReferenceRunError(f"{self.builder.function}() returned {type(made).__name__}, not an optimizer")
+            self._set_rates(made, names)
+            found.append(made)
+        else:
+            for kind in dict.fromkeys(group.kind for group in self.groups):
+                groups = [
+                    {**group.settings, "params": [own[name] for name in group.parameters if name in own]}
+                    for group in self.groups
+                    if group.kind == kind
+                ]
+                found.append(getattr(torch.optim, kind)(groups))
+        for optimizer in found:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    state = self.states.get(names.get(id(parameter), ""), {})
+                    copied = {
+                        key: value.clone().to(parameter.device if value.dim() else "cpu")
+                        if isinstance(value, torch.Tensor)
+                        else value
+                        for key, value in state.items()
+                    }
+                    if copied:
+                        optimizer.state[parameter] = copied
+            # The recording's own hook, which notes the reference's gradients, is a global one, and runs before.
+            optimizer.register_step_pre_hook(lambda optimizer, *_: self._give_gradients(optimizer, names, perturb))
+        return found
+
+    def _set_rates(self, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
+        """Set learning rates to the job's, which a schedule may have changed since its optimizer was made."""
+        rates = {name: group.settings.get("lr") for group in self.groups for name in group.parameters}
+        for group in optimizer.param_groups:
+            found = {rates.get(names.get(id(parameter), "")) for parameter in group["params"]} - {None}
+            if len(found) == 1:
+                group["lr"] = found.pop()
+
+    def _give_gradients(self, optimizer: torch.optim.Optimizer, names: Mapping[int, str], perturb: int) -> None:
+        from monarch_kernel.numerics.summaries import perturbed
+
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                value = self.gradients.get(names.get(id(parameter), ""))
+                if value is not None:
+                    value = value.to(parameter.device, parameter.dtype)
+                    value = perturbed(value, perturb) if perturb else value.clone()
+                parameter.grad = value
+
+
 # -- the process that runs it ------------------------------------------------------------------------
 
 
@@ -333,36 +530,53 @@ def main() -> None:
 def _run(order: Mapping[str, Any]) -> None:
     from monarch_kernel.numerics.recording import Recording
 
-    data = StepData.of(Recording.open(order["recording"]))
+    recording = Recording.open(order["recording"])
+    data = StepData.of(recording)
+    file = order["optimizer"]
+    optimizers = Optimizers.of(recording, None if file is None else Builder(Path(file[0]), file[1]))
+    optimizers.load(recording)
+    what = tuple({"modules", "optimizer"} | ({"ops"} & set(recording.description["what"])))
     sys.path[:0] = order["paths"]
     runs: list[tuple[str, int]] = [(folder, units) for folder, units in order["runs"]]
     with contextlib.redirect_stdout(sys.stderr):
-        model = _built(Builder(Path(order["file"]), order["function"]))
+        model = _model(Builder(Path(order["file"]), order["function"]))
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         operations: set[str] = set()
         for at, (folder, units) in enumerate(runs):
             _load(model, data, buffers)
             with _deterministic_warnings(operations) if at and not units else contextlib.nullcontext():
-                _step(model, data, folder, units)
+                _step(model, data, optimizers, folder, units, what)
     if operations:
         path = Path(runs[0][0]) / "nondeterministic.json"
         path.write_text(json.dumps(sorted(operations)))
         path.chmod(0o600)
 
 
-def _built(builder: Builder) -> torch.nn.Module:
-    import torch
-
+def _function(builder: Builder) -> Callable[..., Any]:
+    """Load a function from its file. Two functions of one file are of one module."""
+    known = sys.modules.get(builder.file.stem)
+    if known is not None and getattr(known, "__file__", None) == str(builder.file):
+        return _callable(known, builder)
     spec = importlib.util.spec_from_file_location(builder.file.stem, builder.file)
     if spec is None or spec.loader is None:
         raise ReferenceRunError(f"{builder.file} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[builder.file.stem] = module
     spec.loader.exec_module(module)
+    return _callable(module, builder)
+
+
+def _callable(module: object, builder: Builder) -> Callable[..., Any]:
     build = getattr(module, builder.function, None)
     if not callable(build):
         raise ReferenceRunError(f"{builder.file.name} has no function {builder.function}")
-    model = build()
+    return build
+
+
+def _model(builder: Builder) -> torch.nn.Module:
+    import torch
+
+    model = _function(builder)()
     if not isinstance(model, torch.nn.Module):
         raise ReferenceRunError(f"{builder.function}() returned {type(model).__name__}, not a torch.nn.Module")
     return model
@@ -408,19 +622,25 @@ def _load(model: torch.nn.Module, data: StepData, buffers: Mapping[str, torch.Te
             torch.cuda.set_rng_state(state)
 
 
-def _step(model: torch.nn.Module, data: StepData, folder: str, perturb: int) -> None:
-    """Record a step: forward, and backward from the recorded gradients of outputs."""
+def _step(
+    model: torch.nn.Module,
+    data: StepData,
+    optimizers: Optimizers,
+    folder: str,
+    perturb: int,
+    what: tuple[str, ...],
+) -> None:
+    """Record a step: forward, backward from the recorded gradients of outputs, and the optimizer."""
     import torch
 
     from monarch_kernel.numerics.observer import _tensors
     from monarch_kernel.numerics.recording import record
 
     device = next(model.parameters()).device
-    # Its only use is to end the step. It moves nothing.
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    stepped = optimizers.built(model, perturb)
     name = Path(folder).name
     options: dict[str, Any] = {"rank": 0, "world_size": 1, "replace": True, "full": not perturb, "perturb": perturb}
-    with record(name, model, optimizer, steps=1, folder=folder, **options) as recorder:
+    with record(name, model, steps=1, what=what, folder=folder, **options) as recorder:
         for inputs, gradients in zip(data.inputs, data.gradients, strict=True):
             args, kwargs = _arguments({key: value.to(device) for key, value in inputs.items()})
             outputs = dict(_tensors(model(*args, **kwargs)))
@@ -430,7 +650,8 @@ def _step(model: torch.nn.Module, data: StepData, folder: str, perturb: int) -> 
                     [outputs[name] for name in wanted],
                     [value.to(outputs[name].dtype) for name, value in wanted.items()],
                 )
-        optimizer.step()
+        for optimizer in stepped:
+            optimizer.step()
     if recorder.reason not in ("done", "stopped"):
         raise ReferenceRunError(f"the recording ended: {recorder.reason}")
 

@@ -14,22 +14,26 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+import threading
 import time
+import uuid
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
+from monarch_kernel.actor import context
 from monarch_kernel.debugger.source_locations import user_frame, user_line
 from monarch_kernel.engines.join.progress_monitor import issued
 from monarch_kernel.numerics.claims import CONSTANT, DEADLINE, BrokenRule, Claim, Exchange, Relation
+from monarch_kernel.numerics.mesh_summaries import is_on_mesh
 from monarch_kernel.numerics.observer import (
     ModuleCall,
     ModuleGradient,
@@ -42,6 +46,9 @@ from monarch_kernel.numerics.observer import (
     observer,
 )
 from monarch_kernel.numerics.summaries import Placements, Replicate, Shard, Split, hash_of, local_of
+
+if TYPE_CHECKING:
+    from monarch_kernel.tensor import Tensor
 
 # A gradient is outside its history if its norm exceeds the largest of at least so many checks by this factor.
 _HISTORY, _SPIKE = 10, 1000.0
@@ -225,6 +232,12 @@ def rule(function: Function) -> Function:
         raise TypeError(f"@rule takes a function of a step, not {function!r}")
     _RULES[function.__name__] = function
     return function
+
+
+def run_rule(name: str, function: RuleFunction, step: CheckedStep) -> list[Finding]:
+    """Return what a rule finds in a step."""
+    step._rule = name
+    return list(function(step))
 
 
 def rule_names() -> list[str]:
@@ -461,7 +474,7 @@ def buffers(step: CheckedStep) -> Iterator[Finding]:
     """Buffers that several ranks hold are equal on all of them."""
     why = "each rank updates its buffer, and nothing reduces it"
     for name, buffer in step.buffers:
-        yield step.equal(name, _digest(buffer), step.data_ranks, why=why)
+        yield step.equal(name, hash_of_part(buffer), step.data_ranks, why=why)
 
 
 @rule
@@ -524,6 +537,8 @@ class RuleCheck(Subscriber):
         self._replicas: _Replicas | None = None  # of this step
         self._backwards = False
         self._roots: set[str] = set()  # names of models
+        self._on_mesh: torch.Tensor | None = None  # a parameter of this step on a mesh
+        self._mesh_check: MeshCheck | None = None
         self._extra = False  # whether the next step is checked, due or not
         self._is_extra = False  # whether this step is checked by this rank alone
         self._versions: dict[int, int] = {}  # by id of an optimizer: of its parameters after its step
@@ -558,7 +573,7 @@ class RuleCheck(Subscriber):
         found = f"{len(self.broken)} broken" if self.broken else "no rule broken"
         exchange = self._exchange
         across = ""
-        if exchange is None:  # no step has begun
+        if exchange is None or self._mesh_check is not None:  # no step has begun, or one process sees all ranks
             pass
         elif not exchange.reaches_others:
             across = "; rules across ranks need a process group, which there is not"
@@ -589,14 +604,23 @@ class RuleCheck(Subscriber):
         """Check this step."""
         import torch.distributed as dist
 
+        self._on_mesh = next((each for _, each in observer().named_parameters() if is_on_mesh(each)), None)
         has_group = dist.is_available() and dist.is_initialized()
         rank, size = (dist.get_rank(), dist.get_world_size()) if has_group else (0, 1)
         self._step = CheckedStep(step, rank, size)
         if self._exchange is None or (has_group and size > 1 and not self._exchange.reaches_others):
             self._connect(rank, size, has_group)
-        if {"data", "random"} & set(self.names) or len(self.names) > len(_BUILT_IN):
+        if self._on_mesh is not None:
+            self._begin_on_mesh()
+        elif {"data", "random"} & set(self.names) or len(self.names) > len(_BUILT_IN):
             self.wants = frozenset(("optimizer", "modules"))
         self._backwards = False
+
+    def _begin_on_mesh(self) -> None:
+        """Have ranks check rules, where the model's tensors are theirs."""
+        if self._mesh_check is None:
+            self._mesh_check = MeshCheck({name: _RULES[name] for name in self.names}, self._patterns)
+            self.names = tuple(name for name in self.names if name not in BY_CONSTRUCTION)
 
     def _is_due(self, step: int) -> bool:
         if not self._late:
@@ -624,7 +648,7 @@ class RuleCheck(Subscriber):
 
     def forward(self, event: ModuleCall) -> None:
         step = self._step
-        if step is None:
+        if step is None or self._on_mesh is not None:
             return
         place, module = event.place, event.module
         if place.name not in self._roots and (event.is_root or not self._roots):
@@ -653,7 +677,9 @@ class RuleCheck(Subscriber):
         live = source.reshape(-1)[:_MASKED] != 0
         dropped = (result.reshape(-1)[:_MASKED] == 0) & live
         if int(live.sum()) >= _FEW_MASKED and int(dropped.sum()) >= _FEW_FLOATS:
-            step.masks.append(CheckedMask(event.place.name, _digest(dropped), _digest(source), event.place.line))
+            step.masks.append(
+                CheckedMask(event.place.name, hash_of_part(dropped), hash_of_part(source), event.place.line)
+            )
 
     def backward(self, event: ModuleGradient) -> None:
         self._backwards = True
@@ -673,13 +699,17 @@ class RuleCheck(Subscriber):
                 step.optimizers.append((optimizer, list(parameters)))
             return
         step.line = step.line or user_line(sys._getframe())
-        self._replicas = self._replicas or _Replicas(step, self._placements)
         step.optimizers.append((optimizer, list(parameters)))
         held = {id(each.parameter): each for each in parameters}
         todo: list[tuple[str, torch.Tensor]] = []
         for name, parameter in observer().named_parameters():
             if parameter.requires_grad and (id(parameter) in held or id(parameter) not in self._captured):
                 todo.append((name, parameter))
+        if self._mesh_check is not None and self._on_mesh is not None:
+            todo += [(each.name, each.parameter) for each in parameters if not each.in_model]
+            self._mesh_check.begins(todo, optimizer, held)
+            return
+        self._replicas = self._replicas or _Replicas(step, self._placements)
         self._capture(todo, optimizer, held)
 
     def _capture(
@@ -693,19 +723,13 @@ class RuleCheck(Subscriber):
         for (name, parameter), part, grad in zip(named, local, grads):
             if part.device.type == "meta":
                 continue
-            norm = None if grad is None else next(norms)
-            found = CheckedParameter(name, parameter, norm, before=_digest(part))
-            found._sample = _sample(part)
-            if part.numel():
-                found.is_constant = bool((found._sample == found._sample[0]).all()) and bool(
-                    (part == part.flatten()[0]).all()
-                )
+            found = described(name, parameter, None if grad is None else next(norms))
             holder = held.get(id(parameter))
             if holder is not None:
                 found.optimizer, found.lr = optimizer, float(holder.group.get("lr", 0.0))
             replicas.describe(found)
-            if found.groups is None and grad is not None and norm:
-                found.gradient = _digest(grad)
+            if found.groups is None and grad is not None and found.norm:
+                found.gradient = hash_of_part(grad)
             self._captured[id(parameter)] = found
 
     def optimizer_ends(self, optimizer: Optimizer, parameters: Sequence[NamedParameter]) -> None:
@@ -717,11 +741,12 @@ class RuleCheck(Subscriber):
             self._stepped = _count_of(optimizer)
         if self._step is None or self._nested:
             return
+        if self._mesh_check is not None and self._on_mesh is not None:
+            self._mesh_check.ends(parameters)
         for each in parameters:
             found = self._captured.get(id(each.parameter))
-            if found is not None and found._sample is not None:
-                change = _sample(local_of(each.parameter)).double() - found._sample.double()
-                found.update = float(change.square().mean().sqrt()) if change.numel() else 0.0
+            if found is not None:
+                measure_update(found)
         if self._ends_later:
             self.step_ends(observer().step)
 
@@ -734,13 +759,16 @@ class RuleCheck(Subscriber):
             return
         if not checked.optimizers:
             return
+        if self._mesh_check is not None and self._on_mesh is not None:
+            self._check_on_mesh(checked, self._mesh_check, self._on_mesh)
+            return
         self._complete(checked)
         claims: list[Claim] = []
         self._local = []
         for name in self.names:
-            checked._rule, checked.notes = name, self._notes[name]
+            checked.notes = self._notes[name]
             try:
-                findings = list(_RULES[name](checked))
+                findings = run_rule(name, _RULES[name], checked)
             except StopRun:
                 raise
             except Exception as error:
@@ -779,11 +807,31 @@ class RuleCheck(Subscriber):
                 if answer is None:
                     exchange.missing.append(f"step {step.number}: no verdict within {self._deadline:g} s")
                 found += answer or ()
+        self._stop_for(found)
+
+    def _stop_for(self, found: list[BrokenRule]) -> None:
+        """Stop for what is certainly broken and was not known before, if that is wanted."""
         known = self._stopped_for
         new = [each for each in found if each.sure and (each.rule, each.names) not in known]
         if self.stop and new:
             known |= {(each.rule, each.names) for each in new}
             _stop("\n".join(dict.fromkeys(map(str, new))), self._in_debugger)
+
+    def _check_on_mesh(self, step: CheckedStep, check: MeshCheck, tensor: torch.Tensor) -> None:
+        exchange = self._exchange
+        assert exchange is not None
+        held = [name for name, each in observer().named_parameters() if each in self._held]
+        buffers = [
+            (f"{name}.{key}".lstrip("."), buffer)
+            for root, prefix in observer().models()
+            for name, module in named_modules(root, prefix)
+            for key, buffer in module._buffers.items()
+            if buffer is not None and key not in module._non_persistent_buffers_set and buffer.numel()
+        ]
+        found = check.check(step, held, buffers, tensor)
+        self._extra = step.next_step_too
+        self.checked += 1
+        self._stop_for(exchange.conclude(step.number, found))
 
     # -- facts --
 
@@ -802,9 +850,9 @@ class RuleCheck(Subscriber):
         step.parameters = list(self._captured.values())
         self._captured = {}
         for each in step.parameters:
-            each.after = _digest(local_of(each.parameter))
+            each.after = hash_of_part(local_of(each.parameter))
             each.is_held = each.parameter in self._held
-        step.memory = _memory()
+        step.memory = memory_in_use()
 
 
 class _Polled:
@@ -925,6 +973,23 @@ class _Replicas:
                         step.buffers.append((f"{name}.{key}".lstrip("."), local_of(buffer)))
 
 
+def described(name: str, parameter: torch.Tensor, norm: float | None) -> CheckedParameter:
+    """Describe a parameter before a step; `norm` is that of its gradient."""
+    part = local_of(parameter)
+    found = CheckedParameter(name, parameter, norm, before=hash_of_part(part))
+    found._sample = _sample(part)
+    if part.numel():
+        found.is_constant = bool((found._sample == found._sample[0]).all()) and bool((part == part.flatten()[0]).all())
+    return found
+
+
+def measure_update(found: CheckedParameter) -> None:
+    """Measure how far a step has moved a parameter."""
+    if found._sample is not None:
+        change = _sample(local_of(found.parameter)).double() - found._sample.double()
+        found.update = float(change.square().mean().sqrt()) if change.numel() else 0.0
+
+
 def _same_part(mesh: Any, placements: Sequence[Any], rank: int) -> tuple[int, ...]:
     """Return the ranks of a device mesh that hold the same part of a DTensor as this one."""
     coordinate = mesh.get_coordinate()
@@ -952,7 +1017,8 @@ def _ranks_of(group: Any) -> tuple[int, ...]:
     return tuple(sorted(dist.get_process_group_ranks(group)))
 
 
-def _digest(tensor: torch.Tensor) -> str:
+def hash_of_part(tensor: torch.Tensor) -> str:
+    """Return a hash of the local part of a tensor, with its shape."""
     part = local_of(tensor)
     if part.dtype == torch.bool:
         part = part.to(torch.uint8)
@@ -968,7 +1034,7 @@ def _input_digest(tensors: list[torch.Tensor]) -> str:
         few = _FEW_FLOATS if part.is_floating_point() else _FEW_INTEGERS
         if part.numel() >= few and part.dtype != torch.bool and not bool((part == part.flatten()[0]).all()):
             is_telling = True
-        digests.append(_digest(part))
+        digests.append(hash_of_part(part))
     return " ".join(digests) if is_telling else ""
 
 
@@ -1017,7 +1083,8 @@ def _versions(parameters: Sequence[NamedParameter]) -> int:
     return sum(each.parameter._version for each in parameters)
 
 
-def _memory() -> tuple[int, str]:
+def memory_in_use() -> tuple[int, str]:
+    """Return the memory in use in bytes, and its kind."""
     if "torch.cuda" in sys.modules and torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.memory_allocated(), "allocated GPU memory"
     with suppress(OSError, ValueError):
@@ -1026,6 +1093,233 @@ def _memory() -> tuple[int, str]:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return pages * resource.getpagesize(), "the memory of this process"
     return 0, ""
+
+
+# -- models whose tensors are on a mesh, which this process controls ------------------------------------------
+#
+# The hooks of this process see handles. `MeshCheck` has every rank describe its own parameters, gradients and buffers,
+# in order with the program's operations. At the end of a checked step, each rank runs the rules on what it has, and
+# returns broken rules and claims, which this process compares. The functions whose names end in `_here` run in ranks.
+
+#: Rules that are kept by construction, because one process reads the batch, seeds the ranks and sets learning rates.
+BY_CONSTRUCTION = ("data", "random", "lr")
+
+
+class MeshCheck:
+    """Rules on the ranks of one mesh, from the process that controls it.
+
+    Args:
+        rules: the functions of the rules by name.
+        placements: how parameters that are plain tensors lie on ranks.
+    """
+
+    def __init__(self, rules: Mapping[str, RuleFunction], placements: Mapping[str, Split] | None) -> None:
+        from monarch_kernel.tensor import remote
+
+        self._rules = {name: rule for name, rule in rules.items() if name not in BY_CONSTRUCTION}
+        self._placements = dict(placements or {})
+        self._key = uuid.uuid4().hex
+        self._optimizers: list[int] = []  # ids, in the order of their first step
+        self._describe = remote(describe_here, propagate="inspect")
+        self._measure = remote(measure_here, propagate="inspect")
+        self._note_buffer = remote(note_buffer_here, propagate="inspect")
+        self._check = remote(check_here)
+
+    def begins(
+        self,
+        named: Sequence[tuple[str, torch.Tensor]],
+        optimizer: Optimizer,
+        held: Mapping[int, NamedParameter],
+    ) -> None:
+        """Have the ranks describe parameters before a step of an optimizer.
+
+        Args:
+            named: the parameters by name.
+            held: those of the optimizer, by id.
+        """
+        if id(optimizer) not in self._optimizers:
+            self._optimizers.append(id(optimizer))
+        number = self._optimizers.index(id(optimizer))
+        for name, parameter in named:
+            holder = held.get(id(parameter))
+            rate = None if holder is None else float(holder.group.get("lr", 0.0))
+            gradient = None if parameter.grad is None else parameter.grad.detach()
+            if is_on_mesh(parameter):
+                in_model = holder is None or holder.in_model
+                self._describe.broadcast(parameter.detach(), gradient, rate, self._key, name, number, in_model)
+
+    def ends(self, parameters: Iterable[NamedParameter]) -> None:
+        """Have the ranks measure how far a step of an optimizer has moved its parameters."""
+        for each in parameters:
+            if is_on_mesh(each.parameter):
+                self._measure.broadcast(each.parameter.detach(), self._key, each.name)
+
+    def check(
+        self, step: CheckedStep, held: Sequence[str], buffers: Sequence[tuple[str, torch.Tensor]], tensor: torch.Tensor
+    ) -> dict[int, tuple[list[Claim], list[BrokenRule]]]:
+        """Run the rules on the ranks; return the claims and broken rules of each.
+
+        Args:
+            step: its number and line; `next_step_too` is set if a rule wants the next step.
+            held: names of the parameters that an optimizer has.
+            buffers: of the models, by name.
+            tensor: any tensor of the mesh.
+
+        Raises:
+            RuntimeError: a rank has died, or a rule has failed there.
+        """
+        for name, buffer in buffers:
+            if is_on_mesh(buffer):
+                self._note_buffer.broadcast(buffer.detach(), self._key, name)
+        order = _MeshOrder(step.number, step.line, tuple(held), step.was_written, self._placements, self._rules)
+        found: dict[int, tuple[list[Claim], list[BrokenRule]]] = {}
+        answers: Any = self._check.call(cast("Tensor", tensor.detach()), self._key, order).get()
+        for rank, claims, broken, wants_next in answers.values():
+            made = [Claim(**{**each, "ranks": _as_ranks(each["ranks"])}) for each in claims]
+            found[rank] = made, [BrokenRule.from_dict(each) for each in broken]
+            step.next_step_too = step.next_step_too or wants_next
+        return found
+
+
+def _as_ranks(value: Any) -> Any:
+    return value if isinstance(value, str) else tuple(value)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _MeshOrder:
+    """What ranks are to check."""
+
+    number: int
+    line: str
+    held: tuple[str, ...]
+    was_written: bool
+    placements: dict[str, Split]
+    rules: dict[str, RuleFunction]
+
+
+@dataclass(slots=True)
+class _RankState:
+    """What a rank keeps of a check: of this step, and of each rule."""
+
+    parameters: dict[str, CheckedParameter] = field(default_factory=dict[str, CheckedParameter])
+    numbers: dict[str, int] = field(default_factory=dict[str, int])  # of the optimizer that has it
+    outside: set[str] = field(default_factory=set[str])  # parameters that no model has
+    buffers: list[tuple[str, torch.Tensor]] = field(default_factory=list[tuple[str, torch.Tensor]])
+    notes: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    error: str = ""
+
+
+_mesh_states: dict[str, _RankState] = {}
+_mesh_lock = threading.RLock()  # each stream has a thread
+
+
+def _note_here(key: str, note: Callable[[_RankState], None]) -> None:
+    """Note something. An error is kept for `check_here`: here, it would be the program's."""
+    with _mesh_lock:
+        state = _mesh_states.setdefault(key, _RankState())
+        try:
+            note(state)
+        except Exception as error:
+            state.error = state.error or f"{type(error).__name__}: {error}"
+
+
+def describe_here(
+    value: torch.Tensor,
+    gradient: torch.Tensor | None,
+    rate: float | None,
+    key: str,
+    name: str,
+    number: int,
+    in_model: bool,
+) -> None:
+    """Describe this rank's part of a parameter before the step."""
+
+    def note(state: _RankState) -> None:
+        parameter = value.detach()
+        parameter.grad = None if gradient is None else gradient.detach()
+        norm = None if gradient is None else float(torch.linalg.vector_norm(local_of(gradient).float()))
+        found = described(name, parameter, norm)
+        found.lr = rate
+        state.parameters[name] = found
+        if rate is not None:
+            state.numbers[name] = number
+        if not in_model:
+            state.outside.add(name)
+
+    _note_here(key, note)
+
+
+def measure_here(value: torch.Tensor, key: str, name: str) -> None:
+    """Measure how far a step has moved a parameter."""
+
+    def note(state: _RankState) -> None:
+        found = state.parameters.get(name)
+        if found is not None:
+            gradient = found.parameter.grad
+            found.parameter = value.detach()
+            found.parameter.grad = gradient
+            measure_update(found)
+
+    _note_here(key, note)
+
+
+def note_buffer_here(value: torch.Tensor, key: str, name: str) -> None:
+    """Note a buffer at the end of the step."""
+    _note_here(key, lambda state: state.buffers.append((name, local_of(value))))
+
+
+def check_here(
+    value: torch.Tensor, key: str, order: _MeshOrder
+) -> tuple[int, list[dict[str, Any]], list[dict[str, Any]], bool]:
+    """Run the rules of a step. Return rank, claims, broken rules, and whether the next step is checked, too."""
+    point = context().actor_instance.rank
+    step = CheckedStep(order.number, point.rank, point.extent.nelements, order.line)
+    with _mesh_lock:
+        state = _mesh_states.setdefault(key, _RankState())
+        if state.error:
+            raise RuntimeError(state.error)
+        step.parameters, step.buffers = list(state.parameters.values()), state.buffers
+        step.was_written, step.memory = order.was_written, memory_in_use()
+        _add_mesh_optimizers(step, state)
+        _complete_on_mesh(step, order)
+        claims: list[Claim] = []
+        broken: list[BrokenRule] = []
+        for name, rule in order.rules.items():
+            step.notes = state.notes.setdefault(name, {})
+            for finding in run_rule(name, rule, step):
+                claims.append(finding) if isinstance(finding, Claim) else broken.append(finding)
+        claims += [
+            Claim("", each.name, each.gradient, "gradient", family=each.family)
+            for each in step.parameters
+            if each.gradient
+        ]
+        state.parameters, state.numbers, state.outside, state.buffers = {}, {}, set(), []
+    return step.rank, [asdict(each) for each in claims], [asdict(each) for each in broken], step.next_step_too
+
+
+def _add_mesh_optimizers(step: CheckedStep, state: _RankState) -> None:
+    """Give a step optimizers of the same parameters as the controller's."""
+    for number in sorted(set(state.numbers.values())):
+        own = [each for each in step.parameters if state.numbers.get(each.name) == number]
+        optimizer = torch.optim.SGD([each.parameter for each in own], lr=0.0)
+        for each in own:
+            each.optimizer = optimizer
+        named = [
+            NamedParameter(each.name, each.parameter, {"lr": each.lr}, each.name not in state.outside) for each in own
+        ]
+        step.optimizers.append((optimizer, named))
+
+
+def _complete_on_mesh(step: CheckedStep, order: _MeshOrder) -> None:
+    """Add what is known at the end of a step."""
+    placements = Placements(order.placements, step.rank, step.size) if order.placements else None
+    replicas = _Replicas(step, placements)
+    for each in step.parameters:
+        each.after = hash_of_part(each.parameter)
+        each.is_held = each.name in order.held
+        replicas.describe(each)
+        if each.groups is None and each.parameter.grad is not None and each.norm:
+            each.gradient = hash_of_part(each.parameter.grad)
 
 
 _BUILT_IN = tuple(_RULES)

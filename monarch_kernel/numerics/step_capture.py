@@ -38,8 +38,9 @@ from torch.overrides import TorchFunctionMode
 
 from monarch_kernel.debugger.source_locations import shown_file, user_frame, user_line
 from monarch_kernel.numerics.collectives import Collective, observe
+from monarch_kernel.numerics.mesh_summaries import ON_RANKS, is_on_mesh, mesh_name
 from monarch_kernel.numerics.observer import named_modules, named_parameters
-from monarch_kernel.numerics.recording import data_folder, rank_and_size
+from monarch_kernel.numerics.recording import data_folder, is_plain, rank_and_size, settings_of
 from monarch_kernel.private_files import PrivateFolder, written_whole
 
 FORMAT = 1
@@ -836,6 +837,12 @@ class Capture(StepHooks):
         return bool(parameters) and all(each.grad is None for each in parameters)
 
     def _add_root(self, step: _Step, root: nn.Module) -> None:
+        on_mesh = next((each for each in root.parameters() if is_on_mesh(each)), None)
+        if on_mesh is not None:
+            raise TypeError(
+                f"the tensors of this model are on mesh {mesh_name(on_mesh)}, and a capture has the step of one "
+                f"process: {ON_RANKS}, and capture it there. Recordings and comparisons work here"
+            )
         seen = {id(each) for known in step.roots.values() for each in known.parameters.values()}
         prefix = f"{len(step.roots)}:" if step.roots else ""
         parameters = {prefix + name: each for name, each in named_parameters(root) if id(each) not in seen}
@@ -1225,13 +1232,7 @@ def _optimizer_state(file: TensorFile, at: int, optimizer: Optimizer, names: Map
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
         own = [names.get(id(parameter), "") for parameter in group["params"]]
-        settings = {
-            key: value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
-            for key, value in group.items()
-            if key != "params"
-        }
-        plain = {key: value for key, value in settings.items() if _is_plain(value)}
-        groups.append({"parameters": own, "settings": plain})
+        groups.append({"parameters": own, "settings": settings_of(group)})
         for name, parameter in zip(own, group["params"], strict=True):
             if not name:
                 continue
@@ -1239,14 +1240,6 @@ def _optimizer_state(file: TensorFile, at: int, optimizer: Optimizer, names: Map
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
                     state[name][key] = {"tensor": file.add(f"optimizer/{at}/{name}/{key}", value)}
-                elif _is_plain(value):
+                elif is_plain(value):
                     state[name][key] = {"value": value}
     return {"class": type(optimizer).__name__, "groups": groups, "state": state}
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, tuple | list):
-        return all(_is_plain(each) for each in cast("Sequence[object]", value))
-    return isinstance(value, _SCALARS)

@@ -11,8 +11,10 @@ global tensor a rank has. It comes from DTensor (tensor parallelism, FSDP2) or f
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import math
+import random
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -163,6 +165,17 @@ class Placements:
         own = placement_of(tensor)
         if own is not None:
             return own
+        split = self.split_of(name)
+        if split is None:
+            return None
+        try:
+            return split.place(tensor.shape, self._rank, self._world_size)
+        except ValueError as error:
+            pattern = next(each for each, value in self._patterns.items() if value is split)
+            raise ValueError(f"placement {pattern!r} of {name}: {error}") from None
+
+    def split_of(self, name: str) -> Split | None:
+        """Return the split of the first pattern that fits a name; None if there is none."""
         if name not in self._known:
             matching = (each for each in self._patterns.items() if fnmatchcase(name, each[0]))
             self._known[name] = next(matching, None)
@@ -170,10 +183,7 @@ class Placements:
         if found is None:
             return None
         self.unused.discard(found[0])
-        try:
-            return found[1].place(tensor.shape, self._rank, self._world_size)
-        except ValueError as error:
-            raise ValueError(f"placement {found[0]!r} of {name}: {error}") from None
+        return found[1]
 
 
 def placement_of(tensor: torch.Tensor) -> Placement | None:
@@ -371,6 +381,29 @@ def _shifted(bits: torch.Tensor, count: int) -> torch.Tensor:
 
 def _signed(number: int) -> int:
     return number - (1 << 64) if number >= 1 << 63 else number
+
+
+def generator_states() -> dict[str, bytes]:
+    """Return the states of the random generators of torch, Python and NumPy by name."""
+    states = {"torch.cpu": torch.get_rng_state().numpy().tobytes()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        device = torch.cuda.current_device()
+        states[f"torch.cuda:{device}"] = torch.cuda.get_rng_state(device).numpy().tobytes()
+    states["python"] = repr(random.getstate()).encode()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        kind, keys, *rest = numpy.random.get_state()
+        states["numpy"] = f"{kind} {rest} {base64.b64encode(keys.tobytes()).decode()}".encode()
+    return states
+
+
+def perturbed(tensor: torch.Tensor, units: int) -> torch.Tensor:
+    """Return a floating-point tensor with each element moved by units in the last place, in fixed random directions."""
+    local = local_of(tensor)
+    generator = torch.Generator().manual_seed(units)
+    signs = (torch.rand(local.shape, generator=generator) < 0.5).to(local.device)
+    factor = 1 + torch.where(signs, 1.0, -1.0).to(local.dtype) * (abs(units) * torch.finfo(local.dtype).eps)
+    return tensor * factor
 
 
 # -- hashes ------------------------------------------------------------------------------------------

@@ -70,15 +70,34 @@ def test_the_next_cells_of_idle_ranks_are_recorded(mesh: Kernel, folder: Path) -
     assert re.fullmatch(r"\{'Cell In\[\d+\]:8'\}", line.strip()), line
 
 
+def test_cells_of_the_notebook_are_recorded_with_tensors_on_ranks(mesh: Kernel, folder: Path) -> None:
+    mesh.ok("import torch\nfrom monarch_kernel import get_mesh\nprocs = get_mesh('pair')")
+    assert "The next cells of this notebook are recorded" in mesh.ok("%mesh record here --here --steps 1").stdout
+    mesh.ok(
+        "with procs.activate():\n"
+        "    layer = torch.nn.Linear(4, 2)\n"
+        "    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)\n"
+        "    layer(torch.ones(3, 4)).sum().backward()\n"
+        "    optimizer.step()"
+    )
+    mesh.ok("found = %mesh record")
+    assert mesh.ok("print(found.ranks, found.steps, found.finished, found.notes)").stdout.strip() == "(0, 1) 1 True []"
+    recording = Recording.open(folder / "here")
+    assert {each.name for each in recording.entries(1) if each.kind == "update"} == {"weight", "bias"}
+    line = mesh.ok("print({each.line for each in found.entries(1) if each.kind == 'output'})").stdout
+    assert re.fullmatch(r"\{'Cell In\[\d+\]:4'\}", line.strip()), line
+
+
 @pytest.mark.parametrize(
     "line, said",
     [
-        ("--what words x", "--what takes modules, optimizer and collectives, not 'words'"),
+        ("--what words x", "--what takes modules, optimizer, collectives and ops, not 'words'"),
         ("x --steps 0", "--steps takes a number from 1 on, not 0"),
         ("x --full --keep 2", "--keep takes a fraction above 0 and at most 1, not 2"),
         ("a/b", "'a/b' is no name of a recording"),
         ("idle", "already has a recording of rank"),
         ("x --model nets", "name 'nets' is not defined"),
+        ("x --here", "--here records the notebook's own steps"),
         ("x --model rank", "rank is int, not a torch.nn.Module"),
         ("x --placements nothing", "no variable nothing has placements by name"),
     ],

@@ -46,6 +46,18 @@ def build_other():
     return net
 
 
+def build_optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+
+
+def build_nothing(model):
+    return model
+
+
+class OwnAdam(torch.optim.AdamW):
+    pass
+
+
 def build_random():
     net = Net()
     right = net.head.forward
@@ -90,6 +102,83 @@ def train(rank: int, path: Path, folder: Path, ranks: int, bug: str, full: bool 
             outputs = model(mine, scale=torch.full((16,), 0.5))
             F.cross_entropy(outputs.flatten(0, 1), targets.flatten()).backward()
             optimizer.step()
+
+
+def train_on(rank: int, path: Path, folder: Path, ranks: int, bug: str) -> None:
+    """Train data-parallel for three steps, and record the third, whose optimizer has a state."""
+    torch.manual_seed(0)
+    module = load(path)
+    net = model = module.Net()
+    if ranks > 1:
+        model = torch.nn.parallel.DistributedDataParallel(net)
+    kind = {"own class": module.OwnAdam, "momentum": torch.optim.SGD}.get(bug, torch.optim.AdamW)
+    momentum: dict[str, Any] = {"momentum": 0.9} if bug == "momentum" else {}
+    held = [each for name, each in net.named_parameters() if bug != "forgotten" or name != "head.bias"]
+    groups = [{"params": held[:3], "lr": 0.01}, {"params": held[3:], "lr": 0.01, "weight_decay": 0.1}]
+    optimizer = kind(groups, **momentum)
+    if bug == "decay":
+        optimizer.register_step_post_hook(lambda *_: net.head.weight.data.mul_(0.99))
+    tokens = torch.randint(32, (8, 5), generator=torch.Generator().manual_seed(3))
+    mine, targets = tokens[:, :-1].chunk(ranks)[rank], tokens[:, 1:].chunk(ranks)[rank]
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(mine).flatten(0, 1), targets.flatten()).backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 100.0)
+        optimizer.step()
+
+    step()
+    step()
+    if bug == "rate" and rank == 1:
+        optimizer.param_groups[0]["lr"] = 0.02
+    with record(folder.name, model, optimizer, steps=1, folder=folder, full=True):
+        step()
+
+
+@pytest.mark.parametrize(
+    ("bug", "ranks", "wrong", "module"),
+    [("", 1, (), ""), ("momentum", 2, (), ""), ("rate", 2, (1,), "embed"), ("decay", 2, (0, 1), "head")],
+)
+def test_the_update_of_a_reference_has_the_jobs_optimizer(
+    program: Path, tmp_path: Path, bug: str, ranks: int, wrong: tuple[int, ...], module: str
+) -> None:
+    folder = tmp_path / "job"
+    run_ranks(train_on, ranks, tmp_path, program, folder, ranks, bug)
+    job = Recording.open(folder)
+    found = compare_with_reference(job, f"{program}:build_model")
+    updates = {entry.name for entry in job.entries() if entry.kind == "update"}
+    assert len(updates) == 9 and not [note for note in found.notes if "Not compared" in note]
+    if not wrong:
+        assert found.equal is True, str(found)
+        return
+    first = found.first
+    assert found.equal is False and first is not None, str(found)
+    assert (first.phase, first.kind, first.module, first.ranks) == ("optimizer", "update", module, wrong)
+    if bug == "rate":
+        assert "For embed.weight, the optimizer has lr=0.02 on rank 1, and 0.01 on rank 0" in " ".join(found.notes)
+
+
+def test_an_optimizer_of_the_programs_own_is_made_by_its_function(program: Path, tmp_path: Path) -> None:
+    train_on(0, program, tmp_path / "own", 1, "own class")
+    own = Recording.open(tmp_path / "own")
+    found = compare_with_reference(own, f"{program}:build_model")
+    assert found.equal is True
+    said = "Not compared: updates, because the optimizer train.OwnAdam cannot be built again"
+    assert any(note.startswith(said) for note in found.notes)
+    train_on(0, program, tmp_path / "momentum", 1, "momentum")
+    found = compare_with_reference(
+        Recording.open(tmp_path / "momentum"), f"{program}:build_model", f"{program}:build_optimizer"
+    )
+    first = found.first
+    assert first is not None and (first.phase, first.kind) == ("optimizer", "update"), str(found)
+    with pytest.raises(ReferenceRunError, match=r"build_nothing\(\) returned Net, not an optimizer"):
+        compare_with_reference(own, f"{program}:build_model", f"{program}:build_nothing")
+
+
+def test_a_parameter_without_optimizer_has_no_update_in_the_reference_either(program: Path, tmp_path: Path) -> None:
+    train_on(0, program, tmp_path / "job", 1, "forgotten")
+    found = compare_with_reference(Recording.open(tmp_path / "job"), f"{program}:build_model")
+    assert found.equal is True, str(found)
 
 
 @pytest.mark.parametrize(

@@ -355,7 +355,7 @@ def test_a_repeated_micro_batch_is_named_and_a_second_pass_over_all_is_not_certa
 
 def test_memory_that_grows_at_each_check_is_possibly_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     used = iter(range(1 << 30, 1 << 40, 1 << 25))
-    monkeypatch.setattr(module, "_memory", lambda: (next(used), "allocated GPU memory"))
+    monkeypatch.setattr(module, "memory_in_use", lambda: (next(used), "allocated GPU memory"))
     training = Training(names="memory")
     for _ in range(30):
         training.step()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic_arguments import argument, magic_arguments
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from monarch_kernel.numerics.bisection import Bisection
     from monarch_kernel.numerics.comparison import Comparison
     from monarch_kernel.numerics.control import MeshRecording
-    from monarch_kernel.numerics.recording import Recording
+    from monarch_kernel.numerics.recording import Recording, StepRecorder
 
 
 class NumericsMagics(Subcommands):
     """Recordings of training steps."""
 
-    _recording: MeshRecording | None = None  # of this process: the latest one
+    _recording: MeshRecording | StepRecorder | None = None  # of this process: the latest one
 
     @magic_arguments("mesh record")
     @argument("name", nargs="?", metavar="NAME", help="the name of the recording")
@@ -31,13 +31,16 @@ class NumericsMagics(Subcommands):
         "--what",
         default="modules,optimizer",
         metavar="W,W",
-        help="modules, optimizer and collectives, with commas (default: modules,optimizer)",
+        help="modules, optimizer, collectives and ops, with commas (default: modules,optimizer)",
     )
     @argument("--model", default="", metavar="EXPR", help="the model on the ranks (default: the one that is called)")
     @argument("--placements", metavar="NAME", help="a variable with the placements of plain tensors by patterns")
     @argument("--full", action="store_true", help="also keep the tensors themselves")
     @argument("--keep", type=float, default=1.0, metavar="F", help="the fraction of tensors that --full keeps")
     @argument("--replace", action="store_true", help="overwrite an earlier recording of that name")
+    @argument(
+        "--here", action="store_true", help="record steps of cells of the notebook itself, with tensors on a mesh"
+    )
     @argument("--stop", action="store_true", help="end the recording, and show it")
     @argument("--list", action="store_true", help="list the recordings, with their ranks and steps")
     @argument("--timeout", type=float, default=60.0, metavar="S", help="how long to wait for running ranks")
@@ -47,7 +50,8 @@ class NumericsMagics(Subcommands):
         """Record the next training steps of the ranks: all tensors of modules, gradients and updates, as summaries.
 
         While a program runs on the ranks, it waits for its steps and returns the recording. Otherwise the next cells
-        are recorded; %mesh record then shows how far it is.
+        are recorded; %mesh record then shows how far it is. With --here, the cells of the notebook itself are
+        recorded: those of a model whose tensors are on a mesh (mesh.activate(), distribute()).
         """
         from monarch_kernel.numerics.control import NumericsError, RecordingOptions, start
 
@@ -58,15 +62,18 @@ class NumericsMagics(Subcommands):
         if found.name is None:
             return self._report(found, current)
         what = tuple(each for each in found.what.split(",") if each)
-        wrong = [each for each in what if each not in ("modules", "optimizer", "collectives")]
+        wrong = [each for each in what if each not in ("modules", "optimizer", "collectives", "ops")]
         if wrong or not what:
-            raise usage_error(found.magic, f"--what takes modules, optimizer and collectives, not {found.what!r}")
+            raise usage_error(found.magic, f"--what takes modules, optimizer, collectives and ops, not {found.what!r}")
         if found.steps < 1:
             raise usage_error(found.magic, f"--steps takes a number from 1 on, not {found.steps}")
         if not 0 < found.keep <= 1:
             raise usage_error(found.magic, f"--keep takes a fraction above 0 and at most 1, not {found.keep:g}")
         if not found.timeout > 0:
             raise usage_error(found.magic, f"--timeout takes a number of seconds above 0, not {found.timeout:g}")
+        if found.here:
+            self._record_here(found, what)
+            return None
         mesh = self._session.find(found.on, found.magic)
         ranks = select(found.magic, found.ranks, [], mesh.extent, mesh.name) if found.ranks else None
         options = RecordingOptions(
@@ -87,6 +94,35 @@ class NumericsMagics(Subcommands):
             self.say("The ranks still record; %mesh record shows how far they are, %mesh record --stop ends it.")
             return None
         return self._shown(found, recording)
+
+    def _record_here(self, found: Arguments, what: tuple[str, ...]) -> None:
+        """Record the next steps of this process."""
+        from monarch_kernel.numerics.control import MeshRecording
+        from monarch_kernel.numerics.recording import record
+
+        if found.on or found.ranks:
+            raise usage_error(found.magic, "--here records the notebook's own steps, with all ranks of their mesh")
+        try:
+            model = None
+            if found.model:
+                model = eval(compile(found.model, "<model>", "eval"), self._notebook.shell.user_ns)
+            placements: Any = self._placements(found)
+            former = NumericsMagics._recording
+            if former is not None and not isinstance(former, MeshRecording):
+                former.stop()
+            NumericsMagics._recording = record(
+                found.name,
+                model,
+                steps=found.steps,
+                what=what,
+                placements=placements,
+                full=found.full,
+                keep=found.keep,
+                replace=found.replace,
+            )
+        except (NameError, TypeError, ValueError, ImportError, OSError) as error:
+            raise usage_error(found.magic, str(error)) from None
+        self.say("The next cells of this notebook are recorded; %mesh record then shows the recording.")
 
     def _list(self) -> None:
         from monarch_kernel.numerics.recording import Recording, recordings
@@ -113,11 +149,19 @@ class NumericsMagics(Subcommands):
             raise usage_error(found.magic, f"no variable {found.placements} has placements by name, such as {example}")
         return value
 
-    def _report(self, found: Arguments, current: MeshRecording | None) -> Recording | None:
+    def _report(self, found: Arguments, current: MeshRecording | StepRecorder | None) -> Recording | None:
+        from monarch_kernel.numerics.control import MeshRecording
+        from monarch_kernel.numerics.recording import Recording
+
         if current is None:
             raise usage_error(found.magic, "give a name for the recording: %mesh record before")
         if found.stop:
             current.stop()
+        if not isinstance(current, MeshRecording):
+            if current.reason:
+                return Recording.open(current.folder)
+            self.say(f"{current.name}: {current.steps_done} steps recorded so far; %mesh record --stop ends it.")
+            return None
         states = current.states().values
         if states and not found.stop and not all(state.reason for state in states.values()):
             done = min(state.steps for state in states.values())
@@ -145,6 +189,7 @@ class ComparisonMagics(Subcommands):
         "--noise", nargs="+", default=[], metavar="NAME", help="recordings of the first run with perturbed inputs"
     )
     @argument("--reference", metavar="FILE:FUNCTION", help="compare with one process that runs the model it returns")
+    @argument("--optimizer", default="", metavar="FILE:FUNCTION", help="makes the reference's optimizer of the model")
     @argument("--timeout", type=float, default=60.0, metavar="S", help="how long running ranks may take (default: 60)")
     @mesh_option("the mesh or joined job to record for --reference (default: the one in use)")
     def compare(self, found: Arguments) -> Comparison:
@@ -152,13 +197,16 @@ class ComparisonMagics(Subcommands):
 
         The runs may be of different ranks and shards: one process and a cluster, tensor parallel and not. With
         --reference, the function builds the model in one process, which runs the recorded step of the job with its
-        weights, batch and random generators; without a name, the next step of the job is recorded first.
+        weights, batch, random generators and optimizer; without a name, the next step of the job is recorded first.
+        The optimizer is the job's, with its settings, unless --optimizer names a function that takes the model.
         """
         from monarch_kernel.numerics.comparison import AlignmentError, compare
         from monarch_kernel.numerics.reference import ReferenceRunError, compare_with_reference
 
         try:
             if found.reference is None:
+                if found.optimizer:
+                    raise usage_error(found.magic, "--optimizer needs --reference FILE:FUNCTION")
                 if len(found.names) != 2:
                     raise usage_error(
                         found.magic, "name two recordings, the right one first, or one and --reference FILE:FUNCTION"
@@ -169,7 +217,7 @@ class ComparisonMagics(Subcommands):
                     found.magic,
                     "--reference takes one recording at most, and measures the noise of the reference itself",
                 )
-            return compare_with_reference(self._recorded(found), found.reference)
+            return compare_with_reference(self._recorded(found), found.reference, found.optimizer)
         except (AlignmentError, ReferenceRunError, ValueError, FileNotFoundError) as error:
             raise usage_error(found.magic, str(error)) from None
 
@@ -204,12 +252,15 @@ class ComparisonMagics(Subcommands):
     @argument("--good", required=True, metavar="REF", help="a commit whose step is right")
     @argument("--bad", default="HEAD", metavar="REF", help="a later commit whose step is wrong (default: HEAD)")
     @argument("--model", required=True, metavar="FILE:FUNCTION", help="the function that builds the model")
+    @argument(
+        "--optimizer", default="", metavar="FILE:FUNCTION", help="a function that makes its optimizer of the model"
+    )
     @argument("--project", metavar="FOLDER", help="the folder of the repository (default: the current one)")
     def bisect(self, found: Arguments) -> Bisection:
         """Find the first commit whose step differs, by running one recorded step at commits between two.
 
         Each commit is checked out into a worktree of its own, where the function builds the model in one process. All
-        of them run the recorded step with the same weights, batch and random generators.
+        of them run the recorded step with the same weights, batch, random generators and state of the optimizer.
         """
         from monarch_kernel.numerics.bisection import BisectionError, bisect
         from monarch_kernel.numerics.recording import Recording
@@ -218,6 +269,14 @@ class ComparisonMagics(Subcommands):
         try:
             recording = Recording.open(found.name)
             folder = os.path.abspath(os.path.expanduser(found.project or os.curdir))
-            return bisect(recording, found.model, good=found.good, bad=found.bad, project=folder, say=self.say)
+            return bisect(
+                recording,
+                found.model,
+                good=found.good,
+                bad=found.bad,
+                optimizer=found.optimizer,
+                project=folder,
+                say=self.say,
+            )
         except (BisectionError, ReferenceRunError, ValueError, FileNotFoundError) as error:
             raise usage_error(found.magic, str(error)) from None
