@@ -52,8 +52,12 @@ def python_for(peer: str) -> Path:
     return python
 
 
-def python_above(peer: str) -> Path:
+def python_above(peer: str, torch: bool = True) -> Path:
     """Return an interpreter with the packages of this one and the further ones that `peer` needs; created in seconds.
+
+    Args:
+        peer: the name of its requirements.
+        torch: whether it also needs the torch of this environment.
 
     Raises EnvironmentFailed when it cannot be created here.
     """
@@ -66,7 +70,7 @@ def python_above(peer: str) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several test processes may need it
         if stamp.exists() and stamp.read_text() == state:
             return python
-        if not _is_here("torch"):
+        if torch and not _is_here("torch"):
             raise EnvironmentFailed(f"{peer} needs torch, which this environment lacks: make venv EXTRAS=torch,...")
         shutil.rmtree(folder, ignore_errors=True)
         missing = [line for line in wanted if not _is_here(line.partition("==")[0])]

@@ -86,7 +86,8 @@ else
   ensure "tests of hosts by SkyPilot" env -C .. .venv/bin/python -m tests.launchers.sky_engine
   ensure "tests of joining jobs of mpirun" installed openmpi-bin mpirun
   ensure "tests of joining processes that nobody has prepared" join/python314.sh
-  ensure "the test of the notebook on TorchTitan" env -C .. .venv/bin/python -m tests.notebooks
+  ensure "the test of the notebook on TorchTitan" env -C .. .venv/bin/python -m tests.notebooks titan
+  ensure "tests of the notebook in marimo" env -C .. .venv/bin/python -m tests.notebooks marimo
   ensure "tests of the tools on torchmonarch" env -C .. .venv/bin/python -m tests.engines
 fi
 [[ -e ../labextension/node_modules/.installed ]] || skip "unit tests of the panel" "it is built with node 20 or later, and npm"

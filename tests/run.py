@@ -88,6 +88,7 @@ ENGINES = [
     "notebooks/test_fault_tolerance_notebook.py",
     "notebooks/test_join_notebook.py",
     "notebooks/test_lightning_notebook.py",
+    "notebooks/test_marimo_notebook.py",
     "notebooks/test_notebooks.py",
     "notebooks/test_tensors_notebook.py",
     "notebooks/test_titan_notebook.py",

@@ -31,6 +31,8 @@ QUESTIONS = {
     "torchrun": "torchrun",
     "join a running job": "join",
     "vscode": "vscode",
+    "marimo": "other_notebooks",
+    "colab": "other_notebooks",
     "jupyterhub": "jupyterhub",
     "install without internet": "air_gapped",
     "slurm": "slurm",
