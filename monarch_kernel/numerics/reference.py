@@ -332,7 +332,7 @@ class StepData:
             self.notes.append(
                 f"The job divides gradients by its {micros} micro-batches after backward, and so does the reference."
             )
-        elif 0 < factor < 1 and not any(is_close(size**power) for size in sizes for power in (0, -0.5, -1, -2)):
+        elif 0 < factor < 1 and not any(is_close(size**power) for size in {1, *sizes} for power in (-0.5, -1, -2)):
             self.scale = factor
             self.notes.append(
                 f"The job multiplies all gradients by {factor:.4g} after backward, as clipping does, and so does the "
