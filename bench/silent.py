@@ -2,8 +2,9 @@
 
 ``python -m bench.silent`` runs each program of ``tests/numerics/programs`` with each of its errors, once with rules and
 once recorded and compared with the recording of one process, and prints the table. Ranks are forked from this process.
-``--right N`` trains the right programs for N steps with all rules, and counts alarms. ``--cost`` measures rules on a
-transformer of 10 M parameters, ``--recording`` recordings of it, and ``--capture`` captures of its step on 4 ranks.
+``--right N`` trains the right programs for N steps with all rules, and counts alarms. ``--runs N`` trains them from N
+seeds, with rules and compared with one process. ``--cost`` measures rules on a transformer of 10 M parameters,
+``--recording`` recordings of it, and ``--capture`` captures of its step on 4 ranks.
 """
 
 from __future__ import annotations
@@ -66,14 +67,19 @@ class Found:
     seconds: float
 
 
-def train(rank: int, program: str, number: str, steps: int, record_in: str, perturb: int) -> list[dict[str, Any]]:
+def train(
+    rank: int, program: str, number: str, steps: int, record_in: str, perturb: int, seed: int = 0
+) -> list[dict[str, Any]]:
     """Train a program in this process: recorded in a folder if there is one, else with all rules.
+
+    Args:
+        seed: of the weights; batches differ, too.
 
     Returns the broken rules.
     """
     script = importlib.import_module(f"tests.numerics.programs.{program}")
     placements = getattr(script, "PLACEMENTS", None)
-    model, optimizer = common.begin(script.build_model, script.build_optimizer, number)
+    model, optimizer = common.begin(script.build_model, script.build_optimizer, number, seed)
     broken: list[BrokenRule] = []
     with ExitStack() as stack:
         if record_in:
@@ -83,7 +89,7 @@ def train(rank: int, program: str, number: str, steps: int, record_in: str, pert
         else:
             stack.enter_context(rules(every=1, placements=placements, report=broken.append))
         for step in range(steps):
-            script.step(model, optimizer, step, number)
+            script.step(model, optimizer, 1000 * seed + step, number)
     return [asdict(each) for each in broken]
 
 
@@ -103,7 +109,7 @@ def find(number: str, folder: Path, references: dict[str, list[Path]]) -> Found:
 def compare_with_reference(number: str, folder: Path, references: dict[str, list[Path]]) -> tuple[str, bool]:
     """Record a program with an error, and compare it with one process.
 
-    Returns the first difference, and whether it is the error.
+    Returns the first difference, and whether it is the error, for certain.
     """
     bug = BUGS[number]
     if bug.program not in references:
@@ -114,13 +120,15 @@ def compare_with_reference(number: str, folder: Path, references: dict[str, list
     target = folder / f"{bug.program}-bug-{number}"
     run_ranks(train, PROGRAMS[bug.program], _new(folder), bug.program, number, STEPS, str(target), 0)
     try:
-        found = compare(reference, target, noise=noise).first
+        compared = compare(reference, target, noise=noise)
     except ValueError as error:
         return f"{type(error).__name__}: {str(error)[:80]}", bug.phase is not None and bug.where in str(error)
+    found = compared.first
     if found is None:
         return "equal", False
     name = f"{found.module}.{found.tensor}" if found.module else found.tensor
-    return f"{found.phase} {name}", found.phase == bug.phase and bug.where in name
+    unsure = "unsure: " * (compared.equal is None)
+    return f"{unsure}{found.phase} {name}", not unsure and found.phase == bug.phase and bug.where in name
 
 
 def alarms(steps: int) -> dict[str, int]:
@@ -131,6 +139,31 @@ def alarms(steps: int) -> dict[str, int]:
             broken = run_ranks(train, ranks, _new(Path(folder)), program, "", steps, "", 0)[0]
             found[program] = len(broken)
             print(f"{program}: {steps} right steps, {found[program]} alarms", flush=True)
+    return found
+
+
+def false_alarms(runs: int, programs: Sequence[str]) -> dict[str, list[str]]:
+    """Train each right program from several seeds, with rules and compared with one process; returns the verdicts.
+
+    Each run has weights and batches of its own. A comparison that is unsure is listed, too.
+    """
+    found: dict[str, list[str]] = {}
+    for program in programs:
+        found[program] = []
+        for seed in range(runs):
+            with tempfile.TemporaryDirectory() as name:
+                folder = Path(name)
+                broken = run_ranks(train, PROGRAMS[program], _new(folder), program, "", STEPS, "", 0, seed)[0]
+                found[program] += [f"seed {seed}, rules: {each}" for each in broken]
+                targets = [folder / f"{program}-{moved}" for moved in range(3)]
+                for moved, target in enumerate(targets):
+                    train(0, program, "", STEPS, str(target), moved, seed)
+                job = folder / "job"
+                run_ranks(train, PROGRAMS[program], _new(folder), program, "", STEPS, str(job), 0, seed)
+                compared = compare(targets[0], job, noise=targets[1:])
+                if compared.equal is not True:
+                    found[program].append(f"seed {seed}, compared: {compared.sentence}")
+        print(f"{program}: {runs} runs, {len(found[program])} alarms", *found[program], sep="\n  ", flush=True)
     return found
 
 
@@ -317,6 +350,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m bench.silent", description=__doc__)
     parser.add_argument("bugs", nargs="*", metavar="BUG", help="seeded errors (default: all)")
     parser.add_argument("--right", type=int, metavar="N", help="train the right programs for N steps with rules")
+    parser.add_argument("--runs", type=int, metavar="N", help="train and compare the right programs from N seeds")
     parser.add_argument("--cost", type=int, metavar="ROUNDS", help="measure what rules cost")
     parser.add_argument("--every", type=int, default=10, help="check rules on every Nth step, for --cost")
     parser.add_argument("--recording", type=int, metavar="ROUNDS", help="measure what recordings cost")
@@ -334,12 +368,14 @@ def main(argv: list[str] | None = None) -> None:
         importlib.import_module(f"tests.numerics.programs.{program}")
     if args.right:
         figures["alarms"] = alarms(args.right)
+    if args.runs:
+        figures["false_alarms"] = false_alarms(args.runs, list(PROGRAMS))
     rounds = {"rules": args.cost, "recording": args.recording, "capture": args.capture}
     for tool, number in rounds.items():
         if number:
             figures[tool] = cost(tool, number, args.every)
             print(json.dumps({tool: figures[tool]}, indent=1))
-    if args.bugs or not (args.right or any(rounds.values())):
+    if args.bugs or not (args.right or args.runs or any(rounds.values())):
         unknown = [each for each in args.bugs if each not in BUGS]
         if unknown:
             parser.error(f"there is no seeded error {', '.join(unknown)}; there are {', '.join(BUGS)}")

@@ -12,6 +12,7 @@ The module only computes with figures, and does not import torch.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ PHASES = ("forward", "backward", "reduction", "optimizer")
 STATE = frozenset(("reduced_gradient", "parameter", "update", "buffer"))
 #: Kinds that are compared by themselves: their number and size depend on how a run is distributed.
 _ASIDE = frozenset(("collective", "generator", "optimizer_state"))
+
+#: How close factors between gradients must be to count as equal.
+_TELLS = 1e-3
 
 How = Literal["replicas", "shards", "split", "sum", "mean"]
 Close = Callable[["Entry", "Entry"], bool]
@@ -251,7 +255,8 @@ def _possible_elements(parts: Sequence[RecordedPart]) -> list[int]:
     """Return the possible numbers of elements, the likeliest first."""
     placement = parts[0].entry.placement
     if placement is not None:
-        return [math.prod(placement.global_shape)]
+        size = math.prod(placement.global_shape)
+        return list(dict.fromkeys((size, size * _batches(parts))))
     sizes = [count(part.entry) for part in parts]
     alike = len(clusters(parts, exact)) == 1
     found = [sizes[0]] if len(set(sizes)) == 1 else []
@@ -269,8 +274,12 @@ def whole_of(parts: Sequence[RecordedPart], elements: int, close: Close) -> Whol
     Returns:
         None if the parts make up none: each rank has a different one of that size, or some parts are missing.
     """
-    if all(part.entry.placement is not None for part in parts):
-        return _placed(parts, elements, close)
+    placements = [part.entry.placement for part in parts]
+    if placements[0] is not None and all(each is not None for each in placements):
+        if elements == math.prod(placements[0].global_shape):
+            return _placed(parts, elements, close)
+        whole = split([cluster[0] for group in by_location(parts) for cluster in clusters(group, exact)])
+        return whole if whole.elements == elements else None
     if all(count(part.entry) == elements for part in parts):
         return replicas(parts) if len(clusters(parts, close)) == 1 else None
     if not _splits_one_dimension(parts):
@@ -353,6 +362,17 @@ def by_location(parts: Sequence[RecordedPart]) -> list[list[RecordedPart]]:
     return list(groups.values())
 
 
+def _batches(parts: Sequence[RecordedPart]) -> int:
+    """Return of how many batches shards are: how many different tensors there are at each place.
+
+    The mesh of a DTensor may leave out ranks with other data, as that of tensor parallelism under data parallelism.
+    """
+    if any(part.entry.placement is not None and part.entry.placement.partial for part in parts):
+        return 1
+    numbers = {len(clusters(group, exact)) for group in by_location(parts)}
+    return numbers.pop() if len(numbers) == 1 else 1
+
+
 def _placed(parts: Sequence[RecordedPart], elements: int, close: Close) -> WholeTensor | None:
     if any(part.entry.placement is not None and part.entry.placement.partial for part in parts):
         return None
@@ -369,6 +389,36 @@ def _placed(parts: Sequence[RecordedPart], elements: int, close: Close) -> Whole
     whole = split(chosen)
     projection = math.fsum(part.entry.projection for part in chosen)
     return WholeTensor("shards", whole.parts, elements, whole.norm, whole.maximum, projection, whole.nonfinite)
+
+
+def gradient_scale(run: Run, step: int) -> float | None:
+    """Return the factor by which a run multiplies its gradients between backward and the optimizer's step.
+
+    The gradient that the optimizer uses is divided by the sum of the gradients of all backwards: 1 if ranks sum them,
+    1/N if N ranks, or N micro-batches of a pipeline, average them, and any factor if they are clipped.
+
+    Returns:
+        None if it is not the same for most parameters.
+    """
+    local: defaultdict[str, list[RecordedPart]] = defaultdict(list)
+    for key, parts in run.parts.items():
+        if key.kind == "gradient" and key.step == step:
+            for micro in {part.micro for part in parts}:
+                local[key.name] += [each[0] for each in clusters([p for p in parts if p.micro == micro], exact)]
+    factors: list[float] = []
+    for key, parts in run.parts.items():
+        if key.kind != "reduced_gradient" or key.step != step or key.name not in local:
+            continue
+        backwards = local[key.name]
+        total = math.fsum(part.entry.projection for part in backwards)
+        size = math.sqrt(math.fsum(part.entry.sum_of_squares for part in backwards))
+        if abs(total) > _TELLS * size:  # a smaller one is mostly rounding
+            factors.append(math.fsum(group[0].entry.projection for group in by_location(parts)) / total)
+    if not factors:
+        return None
+    usual = statistics.median_low(factors)
+    alike = sum(math.isclose(each, usual, rel_tol=_TELLS) for each in factors)
+    return usual if 2 * alike > len(factors) else None
 
 
 def clusters(parts: Sequence[RecordedPart], close: Close) -> list[list[RecordedPart]]:

@@ -34,6 +34,7 @@ from monarch_kernel.numerics.alignment import (
     common_elements,
     count,
     exact,
+    gradient_scale,
     mean_of_replicas,
     merged_order,
     names_on_one_side,
@@ -86,7 +87,7 @@ class AlignmentError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TensorDifference:
-    """A tensor that is not equal within rounding.
+    """How far a tensor of the second run is from that of the first.
 
     Attributes:
         step: the step, counted from the first one recorded.
@@ -99,7 +100,7 @@ class TensorDifference:
         line: the line of user code, such as "train.py:42"; "" if unknown.
         distance: the distance, relative to the norm of the first run's tensor.
         tolerance: the relative distance that rounding explains.
-        suggests: what the figures suggest, as guesses; "" if nothing.
+        suggests: what the figures of a wrong one suggest, as guesses; "" if nothing.
         is_certain: whether the distance is too large for doubts about the tolerance.
         is_consequence: whether an earlier difference explains it.
     """
@@ -186,11 +187,9 @@ class Comparison(AsReport):
 
     Attributes:
         names: the names of the two runs; the first one is the reference.
-        compared: how many tensors were compared.
+        tensors: the tensors that were compared, in program order.
         identical: how many of them have the same bytes.
-        differences: the tensors that differ, in program order, with consequences.
-        worst: the tensor with the largest ratio to its tolerance; None if all have the same bytes.
-        ratios: the largest ratio of each module and step, by (module, step), modules in program order.
+        differences: those that differ by more than rounding explains, in program order, with consequences.
         is_estimate: whether tolerances are estimated, because no run with perturbed inputs was given.
         is_coarse: whether they are estimated for half precision, which is too wide to call runs equal.
         unaligned: how many tensors of both runs could not be compared.
@@ -199,16 +198,34 @@ class Comparison(AsReport):
     """
 
     names: tuple[str, str]
-    compared: int
+    tensors: tuple[TensorDifference, ...]
     identical: int
     differences: tuple[TensorDifference, ...]
-    worst: TensorDifference | None
-    ratios: Mapping[tuple[str, int], float]
     is_estimate: bool
     is_coarse: bool = False
     unaligned: int = 0
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def compared(self) -> int:
+        """How many tensors were compared."""
+        return len(self.tensors)
+
+    @property
+    def worst(self) -> TensorDifference | None:
+        """The tensor with the largest ratio to its tolerance; None if all are equal."""
+        found = max(self.tensors, key=lambda each: each.ratio, default=None)
+        return found if found is not None and found.distance else None
+
+    @property
+    def ratios(self) -> Mapping[tuple[str, int], float]:
+        """The largest ratio of each module and step, by (module, step), modules in program order."""
+        found: dict[tuple[str, int], float] = {}
+        for each in (*self.tensors, *self.differences):
+            at = each.module, each.step
+            found[at] = max(found.get(at, 0.0), each.ratio)
+        return found
 
     @property
     def first(self) -> TensorDifference | None:
@@ -344,19 +361,11 @@ def compare_runs(a: Run, b: Run, noises: Sequence[Run] = (), tensors: tuple[Load
     outcomes = [each for each in outcomes if each not in verdict.healed]
     if other_bits := judge.first_other_bits(order):
         notes.append(f"The first operation that returns other bits from the same inputs: {other_bits}.")
-    worst = max(outcomes, key=lambda each: each.ratio, default=None)
-    ratios: dict[tuple[str, int], float] = {}
-    for outcome in outcomes:
-        module, _ = split_name(outcome.key)
-        at = (module, outcome.key.step)
-        ratios[at] = max(ratios.get(at, 0.0), outcome.ratio)
     return Comparison(
         (a.name, b.name),
-        len(outcomes),
+        tuple(judge.difference(outcome) for outcome in outcomes),
         sum(outcome.is_same for outcome in outcomes),
         tuple(found),
-        judge.difference(worst) if worst is not None and worst.distance else None,
-        ratios,
         tolerances.is_estimate,
         tolerances.is_coarse,
         judge.unaligned,
@@ -527,7 +536,8 @@ class Tolerances:
             )
         self.is_estimate = not moved
         self._smooth = self._smoothed(order) if moved else {}
-        self._own_spacing = self._majority(a)
+        # Noise was measured in the precision of the first run.
+        self._coarser = max(1.0, self._majority(b) / self._majority(a))
         self._cache: dict[Key, float] = {}
 
     @property
@@ -546,9 +556,8 @@ class Tolerances:
         if not spacing:
             return 0.0
         if not self.is_estimate:
-            coarser = max(1.0, spacing / self._own_spacing)
             noise = max(self._noise.get(key, 0.0), self._smooth.get(key, 0.0))
-            return max(_LEAST, 2 * spacing if spacing > _LEAST else 0.0, _OF_NOISE * coarser * noise)
+            return max(_LEAST, 2 * spacing if spacing > _LEAST else 0.0, _OF_NOISE * self._coarser * noise)
         bound = _OF_SPACING * spacing * math.sqrt(1 + self._depths[key])
         if spacing > _LEAST:
             bound = min(bound, 0.5)
@@ -674,6 +683,7 @@ class _Judge:
         self._unaligned: defaultdict[str, list[Key]] = defaultdict(list)
         self._has_operations = False  # that were not compared
         self._by_size = 0  # how many tensors were compared without their projections
+        self._layouts: dict[tuple[int, int, int], tuple[int, str] | None] = {}  # see `_layout`
         self.loss_scale = self._loss_scale()
 
     def outcome(self, key: Key) -> _Outcome | None:
@@ -831,6 +841,7 @@ class _Judge:
         scale = self.loss_scale if key.kind in ("grad_input", "grad_output") else 1.0
         for first, second, _ in found:
             if first is not None and second is not None:
+                first, second = self._located(key, first, second, 0), self._located(key, second, first, 1)
                 apart = distance(first, second, scale)
                 self._by_size += first.projection is None or second.projection is None
                 if key.kind == "gradient" and apart[0] > self._tolerances.of(key):
@@ -853,6 +864,70 @@ class _Judge:
                 return self._make(key, apart, sums[1].ranks)
         self._unaligned["its parts do not make up the same tensor in both runs"].append(key)
         return None
+
+    def _located(self, key: Key, whole: WholeTensor, other: WholeTensor, at: int) -> WholeTensor:
+        """Return a tensor whose parts have unknown places with its projection, if the batch tells the places.
+
+        The recordings must have kept the tensors. The parts must lie along the same dimension as those of the batch.
+
+        Args:
+            other: the tensor of the other run.
+            at: the run that it is of, 0 or 1.
+        """
+        layout = self._layout(key.step, key.micro, at) if whole.how == "split" and other.how != "split" else None
+        if layout is None or whole.projection is not None:
+            return whole
+        dim, order = layout
+        joined = self._cat(whole.parts, dim, order, at)
+        if joined is None or tuple(joined.shape) != tuple(other.parts[0].entry.shape):
+            return whole
+        from monarch_kernel.numerics.summaries import summarize
+
+        return dataclasses.replace(whole, projection=summarize(joined, None).projection)
+
+    def _layout(self, step: int, micro: int, at: int) -> tuple[int, str] | None:
+        """Return the dimension along which a run's batch is split, and in which order; None if that is unknown."""
+        place = step, micro, at
+        if place not in self._layouts:
+            self._layouts[place] = self._found_layout(*place)
+        return self._layouts[place]
+
+    def _found_layout(self, step: int, micro: int, at: int) -> tuple[int, str] | None:
+        if self._tensors is None:
+            return None
+        import torch
+
+        run, other = (self.a, self.b) if at == 0 else (self.b, self.a)
+        for key in other.parts:
+            if (key.step, key.micro, key.call, key.kind, key.name) != (step, micro, 0, "input", ""):
+                continue
+            if key not in run.parts:
+                continue
+            batch = _of_one_shape(other.parts[key], run.parts[key])
+            parts = _of_one_shape(run.parts[key], batch)
+            whole = whole_of(parts, count(batch[0].entry), exact)
+            if len(clusters(batch, exact)) > 1 or whole is None or whole.how != "split":
+                continue
+            wanted = self._tensors[1 - at](batch[0].entry)
+            for order in ("micro", "rank"):
+                for dim in range(len(batch[0].entry.shape)):
+                    joined = self._cat(whole.parts, dim, order, at)
+                    if joined is not None and wanted is not None and torch.equal(joined, wanted):
+                        return dim, order
+        return None
+
+    def _cat(self, parts: Sequence[RecordedPart], dim: int, order: str, at: int) -> torch.Tensor | None:
+        """Join the tensors of parts along a dimension, in the order of ranks or of micro-batches; None if it cannot."""
+        import torch
+
+        assert self._tensors is not None
+        ordered = sorted(parts, key=lambda part: (part.micro, part.rank) if order == "micro" else part[:2])
+        shapes = {part.entry.shape[:dim] + part.entry.shape[dim + 1 :] for part in ordered}
+        if len(shapes) != 1 or any(dim >= len(part.entry.shape) for part in ordered):
+            return None
+        tensors = [self._tensors[at](part.entry) for part in ordered]
+        found = [tensor for tensor in tensors if tensor is not None]
+        return torch.cat(found, dim) if len(found) == len(tensors) else None
 
     def _by_terms(
         self, key: Key, first: WholeTensor, second: WholeTensor, parts: Sequence[RecordedPart]
@@ -1017,7 +1092,7 @@ class _Judge:
         """Return the factor between gradients of activations that a split of the batch explains.
 
         The loss of a rank is the mean over its part of the batch, so its gradients are larger by the number of parts
-        until the reduction averages them.
+        until the reduction averages them. The same holds of micro-batches whose gradients are averaged after backward.
         """
         if self.is_by_rank:
             return 1.0
@@ -1034,9 +1109,28 @@ class _Judge:
                     if parts is None and not key.name:
                         parts = [len(each.ranks) if each.how == "split" else 1 for each in (first, second)]
                     break
-                expected = parts[1] / parts[0] if parts is not None else 1.0
-                return expected if abs(second.norm / first.norm / expected - 1) < _GUESS else 1.0
+                return self._chosen_scale(second.norm / first.norm, parts or [1, 1], key.step)
         return 1.0
+
+    def _chosen_scale(self, found: float, parts: Sequence[int], step: int) -> float:
+        """Return the factor that is right if gradients of outputs differ by the factor `found`.
+
+        Args:
+            parts: how many parts the batch has in each run.
+        """
+
+        def is_close(one: float, two: float) -> bool:
+            return math.isclose(one, two, rel_tol=_GUESS)
+
+        expected = parts[1] / parts[0]
+        if is_close(found, expected):
+            return expected
+        first, second = gradient_scale(self.a, step), gradient_scale(self.b, step)
+        if first and second and is_close(found, first / second):
+            # The second run makes up for it: it sums over ranks, or divides by its micro-batches.
+            return 1.0 if is_close(found, 1.0) else found
+        # If it averages over ranks, the loss of a rank must be the mean over its part of the batch.
+        return expected if second and is_close(second * expected, 1.0) else 1.0
 
     # -- guesses ---------------------------------------------------------------------------------
 
@@ -1059,7 +1153,7 @@ class _Judge:
         if first.nonfinite or second.nonfinite:
             return found
         tolerance = max(self._tolerances.of(key), _GUESS / 10)
-        factor = _factor(first, second, tolerance)
+        factor = _factor(first, second, tolerance, scale)
         if factor is not None and not math.isclose(factor, scale, rel_tol=tolerance):
             found.append(self._of_factor(factor / scale))
         elif key.kind != "update" and _is_permutation(first, second):
@@ -1177,7 +1271,7 @@ class _Judge:
         if self.loss_scale != 1:
             found.append(
                 f"Gradients of activations were compared without the factor {self.loss_scale:g} that comes from "
-                "splitting the batch."
+                "splitting the batch; the reduction, or a division after backward, makes up for it."
             )
         return found
 
@@ -1265,15 +1359,19 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) != 1)} {format_ranks(ranks, limit=6)}"
 
 
-def _factor(first: WholeTensor, second: WholeTensor, tolerance: float) -> float | None:
-    """Return the factor by which all elements of the second tensor exceed the first's, as far as figures tell."""
+def _factor(first: WholeTensor, second: WholeTensor, tolerance: float, scale: float = 1.0) -> float | None:
+    """Return the factor by which all elements of the second tensor exceed the first's, as far as figures tell.
+
+    Args:
+        scale: the expected factor, which counts as none if only norms tell.
+    """
     if not first.norm or second.norm is None:
         return None
     factor = second.norm / first.norm
     if first.maximum and second.maximum and not math.isclose(second.maximum / first.maximum, factor, rel_tol=_GUESS):
         return None
     if first.projection is None or second.projection is None:
-        return factor if abs(factor - 1) > _GUESS else None
+        return factor if abs(factor / scale - 1) > _GUESS else None
     for sign in (1, -1):
         if abs(second.projection - sign * factor * first.projection) <= tolerance * second.norm:
             return sign * factor

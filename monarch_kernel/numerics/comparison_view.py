@@ -1,11 +1,14 @@
-"""Show a comparison: as a sentence and a table of causes, and in notebooks with a grid of modules and steps."""
+"""Show a comparison: as a sentence and a table of causes, and in notebooks with a grid of modules and steps.
+
+Without scripts, the grid is part of the HTML. `grid_data` is what the live grid shows (labextension/src/views).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.display import tables
 from monarch_kernel.display.charts import figure
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 _MOST_CAUSES = 10
 #: Folded consequences that are listed.
 _MOST_CONSEQUENCES = 200
+#: Tensors of a cell, and of all cells together, that a live grid lists when a cell is chosen.
+_MOST_TENSORS, _MOST_LISTED = 24, 6_000
 #: Modules and steps of a grid with a cell each.
 _MOST_MODULES, _MOST_STEPS = 400, 40
 #: The least ratio to the tolerance of each colour of a cell, readable on light and dark pages, and its meaning.
@@ -149,31 +154,20 @@ def html(comparison: Comparison) -> str:
 
 def grid(comparison: Comparison) -> str:
     """Render modules × steps as a grid, coloured by the ratio to the tolerance; the first wrong tensor is outlined."""
-    modules = list(dict.fromkeys(module for module, _ in comparison.ratios))
-    steps = sorted({step for _, step in comparison.ratios})
+    ratios = comparison.ratios
+    modules, shown, notes = _extent(comparison, ratios)
+    first = comparison.first
     if not modules:
         return ""
-    first = comparison.first
-    hidden = max(0, len(modules) - _MOST_MODULES)
-    if hidden:  # those that differ most, in program order
-        worst = {module: max(comparison.ratios.get((module, step), 0.0) for step in steps) for module in modules}
-        kept = set(sorted(modules, key=lambda each: -worst[each])[:_MOST_MODULES])
-        if first is not None:
-            kept.add(first.module)
-        modules = [module for module in modules if module in kept]
-    shown = steps[:_MOST_STEPS]
     head = "".join(f'<th style="{tables.RIGHT}">{step}</th>' for step in shown)
     rows: list[str] = []
     for module in modules:
-        cells = "".join(_cell(comparison, module, step, first) for step in shown)
+        cells = "".join(_cell(ratios.get((module, step)), module, step, first) for step in shown)
         rows.append(f'<tr><td style="{tables.NAME};{tables.FONT}">{escape(module or "(the model)")}</td>{cells}</tr>')
     legend = " ".join(
         f'<span style="background:{colour};padding:0 .7em;margin-right:.3em"></span>{meaning}&ensp;'
         for _, colour, meaning in _COLOURS
     )
-    notes = [f"{hidden:,} modules that differ less are not shown."] if hidden else []
-    if len(steps) > len(shown):
-        notes.append(f"Steps {few([str(step) for step in steps[len(shown) :]])} are not shown.")
     note = "".join(f'<div style="{tables.DIM}">{escape(each)}</div>' for each in notes)
     opened = " open" if comparison.differences else ""
     return (
@@ -184,8 +178,27 @@ def grid(comparison: Comparison) -> str:
     )
 
 
-def _cell(comparison: Comparison, module: str, step: int, first: TensorDifference | None) -> str:
-    ratio = comparison.ratios.get((module, step))
+def _extent(comparison: Comparison, ratios: Mapping[tuple[str, int], float]) -> tuple[list[str], list[int], list[str]]:
+    """Return the modules and the steps that a grid shows, and which ones it leaves out, each in a sentence."""
+    modules = list(dict.fromkeys(module for module, _ in ratios))
+    steps = sorted({step for _, step in ratios})
+    notes: list[str] = []
+    if hidden := max(0, len(modules) - _MOST_MODULES):  # those that differ most are shown, in program order
+        worst = {module: max(ratios.get((module, step), 0.0) for step in steps) for module in modules}
+        kept = set(sorted(modules, key=lambda each: -worst[each])[:_MOST_MODULES])
+        if comparison.first is not None:
+            kept.add(comparison.first.module)
+        modules = [module for module in modules if module in kept]
+        notes.append(f"{hidden:,} modules that differ less are not shown.")
+    shown = steps[:_MOST_STEPS]
+    if comparison.first is not None and comparison.first.step not in shown:
+        shown[-1] = comparison.first.step
+    if len(steps) > len(shown):
+        notes.append(f"Steps {few([str(step) for step in steps if step not in shown])} are not shown.")
+    return modules, shown, notes
+
+
+def _cell(ratio: float | None, module: str, step: int, first: TensorDifference | None) -> str:
     if ratio is None:
         return "<td></td>"
     colour = next(each for least, each, _ in reversed(_COLOURS) if ratio >= least)
@@ -196,3 +209,65 @@ def _cell(comparison: Comparison, module: str, step: int, first: TensorDifferenc
     mark = "✕" if is_first else ""
     style = f"background:{colour};min-width:2.2em;text-align:center{outline}"
     return f'<td title="{escape(title, quote=True)}" style="{style}">{mark}</td>'
+
+
+# -- the live grid -----------------------------------------------------------------------------------
+
+
+def grid_data(comparison: Comparison) -> dict[str, Any]:
+    """Return the grid as plain data for the live view, with the tensors of each cell.
+
+    Of a cell, those farthest from their tolerance are listed, in program order. If there are very many cells, those
+    that differ have their tensors, the others only their ratio. An infinite ratio is None.
+    """
+    ratios = comparison.ratios
+    modules, steps, notes = _extent(comparison, ratios)
+    rows = {module: at for at, module in enumerate(modules)}
+    columns = {step: at for at, step in enumerate(steps)}
+    inside: dict[tuple[str, int], dict[tuple[object, ...], TensorDifference]] = {}
+    for each in (*comparison.tensors, *comparison.differences):  # a difference knows whether it is a consequence
+        key = each.micro, each.call, each.phase, each.kind, each.tensor
+        inside.setdefault((each.module, each.step), {})[key] = each
+    first, room = comparison.first, _MOST_LISTED
+    cells: list[dict[str, Any]] = []
+    for at in sorted(inside, key=lambda each: -ratios[each]):
+        if at[0] not in rows or at[1] not in columns:
+            continue
+        found = list(inside[at].values())
+        worst = set(sorted(range(len(found)), key=lambda index: -found[index].ratio)[: min(room, _MOST_TENSORS)])
+        room -= len(worst)
+        cells.append(
+            {
+                "row": rows[at[0]],
+                "column": columns[at[1]],
+                "ratio": _finite(ratios[at]),
+                "tensors": [_tensor_data(each) for index, each in enumerate(found) if index in worst],
+                "more": len(found) - len(worst),
+            }
+        )
+    return {
+        "sentence": sentence(comparison),
+        "equal": comparison.equal,
+        "modules": modules,
+        "steps": steps,
+        "cells": cells,
+        "first": None if first is None else [rows[first.module], columns[first.step]],
+        "notes": [*notes, *_notes(comparison)],
+    }
+
+
+def _tensor_data(each: TensorDifference) -> dict[str, Any]:
+    return {
+        "phase": each.phase,
+        "title": each.title,
+        "micro": each.micro,
+        "ranks": format_ranks(each.ranks, limit=6),
+        "line": each.line,
+        "ratio": _finite(each.ratio),
+        "suggests": each.suggests,
+        "consequence": each.is_consequence,
+    }
+
+
+def _finite(ratio: float) -> float | None:
+    return ratio if math.isfinite(ratio) else None

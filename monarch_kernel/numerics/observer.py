@@ -257,6 +257,7 @@ class _Model:
     names: dict[int, str] = field(default_factory=dict[int, str])  # by id of a module
     first: bool = True
     last: bool = True
+    called: bool = False  # since then, `first` and `last` are known
     named_at: int = -1  # the step
 
     def rename(self, step: int) -> None:
@@ -780,6 +781,9 @@ class Observer:
         """Return the model in which a module that is called by itself is named."""
         known = self._models.get(id(module)) or self._models_of(module)
         if known is not None and known.root() is not None:
+            if not known.called:  # a program has named it before
+                known.called = True
+                known.first, known.last = _stage(frame) or (True, True)
             return known
         variable, container = _container(module, frame)
         stage = _stage(frame)
@@ -795,6 +799,7 @@ class Observer:
                 while prefix in taken:
                     prefix = f"{base}#{next(count)}"
             model = self._add_model(container, prefix)
+        model.called = True
         if stage is not None:
             model.first, model.last = stage
         return model

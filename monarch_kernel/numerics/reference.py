@@ -9,6 +9,10 @@ rounding alone may move each tensor. `compare_with_reference` compares.
 The loss is not needed: gradients begin with the recorded gradient of the model's output. The optimizer is built again
 with the job's settings and its state before the step. It gets the job's own gradients, so an update differs only if the
 optimizer is wrong: gradients are compared before, and may have been clipped or unscaled.
+
+Of a pipeline, the batch is the input of the first stage and the gradient that of the last stage's output, one for each
+micro-batch. Whether the job sums or averages gradients, and divides them by the number of micro-batches or clips them
+after backward, is measured; the reference does the same, as far as that can be right.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import re
 import sys
@@ -27,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel import programs
-from monarch_kernel.numerics.alignment import RecordedPart, Run, clusters, count, exact
+from monarch_kernel.numerics.alignment import RecordedPart, Run, by_location, clusters, count, exact, gradient_scale
 from monarch_kernel.numerics.comparison import Comparison, compare_runs
 
 if TYPE_CHECKING:
@@ -39,6 +44,10 @@ if TYPE_CHECKING:
 _WITH_CLOSURE = frozenset(("LBFGS",))
 #: How many runs with perturbed inputs measure the tolerances.
 PERTURBED = 2
+#: How close a gradient must be to that of a cross-entropy, and factors between gradients to known ones.
+_OF_CROSS_ENTROPY, _OF_FACTORS = 0.02, 1e-3
+#: The file of a reference's folder that has notes on the step, a list of sentences in JSON.
+_NOTES = "notes.json"
 #: Kinds of a step that a run without the job's optimizer has in common with it.
 _KINDS = frozenset(
     ("input", "output", "grad_input", "grad_output", "gradient", "reduced_gradient", "generator", "operation")
@@ -100,7 +109,7 @@ def compare_with_reference(recording: Recording, builder: str, optimizer: str = 
         tensors=(plain.tensor, recording.tensor),
     )
     repeated = compare_runs(first_step(plain, "reference"), first_step(again, "reference, run again"))
-    notes = [*found.notes, *steps.notes]
+    notes = [*found.notes, *json.loads((folders[0] / _NOTES).read_text()), *steps.notes]
     if repeated.identical != repeated.compared and repeated.worst is not None:
         notes.append(_nondeterminism(repeated, folders[0]))
     if _has_other_generators(recording):
@@ -227,12 +236,16 @@ class StepData:
         inputs: by micro-batch, the inputs of the model by position or keyword.
         gradients: by micro-batch, the gradients of its outputs by name.
         generators: states of random generators of the first rank by name.
+        scale: the factor by which gradients of parameters are multiplied after backward.
+        notes: what was assumed, each a sentence.
     """
 
     weights: dict[str, torch.Tensor] = field(default_factory=dict[str, "torch.Tensor"])
     inputs: list[dict[str, torch.Tensor]] = field(default_factory=list[dict[str, "torch.Tensor"]])
     gradients: list[dict[str, torch.Tensor]] = field(default_factory=list[dict[str, "torch.Tensor"]])
     generators: dict[str, torch.Tensor] = field(default_factory=dict[str, "torch.Tensor"])
+    scale: float = 1.0
+    notes: list[str] = field(default_factory=list[str])
 
     @classmethod
     def of(cls, recording: Recording) -> StepData:
@@ -244,7 +257,13 @@ class StepData:
                 f"{recording.name} has summaries only: record the job with full=True (%mesh record NAME --full), so "
                 "that the reference has its weights and batch"
             )
-        micros = sorted({key.micro for key in run.parts if key.kind == "input" and not key.name})
+        first, last = _stages(run)
+        of_model = [key for key in run.parts if not key.name and key.call == 0]
+        inputs, gradients = (
+            {key: parts for key in of_model if key.kind == kind and (parts := _of_ranks(run.parts[key], ranks))}
+            for kind, ranks in (("input", first), ("grad_output", last))
+        )
+        micros = sorted({key.micro for key in inputs})
         if not micros:
             raise ReferenceRunError(
                 f"{recording.name} has no inputs of a whole model: the program calls parts of it one by one"
@@ -254,24 +273,38 @@ class StepData:
         for key, parts in run.parts.items():
             if key.kind == "parameter" and key.phase == "forward":
                 found.weights[key.name] = _joined(recording, key.name, parts)[0]
-            elif key.kind == "input" and not key.name and key.call == 0:
-                value, number = _joined(recording, f"input {key.tensor}", parts, dim=0)
-                found.inputs[micros.index(key.micro)][key.tensor] = value
-                split = max(split, number)
-        for key, parts in run.parts.items():
-            if key.kind == "grad_output" and not key.name and key.call == 0 and key.micro in micros:
-                scalar = count(parts[0].entry) == 1
-                if scalar:  # a loss: of each rank, of which the mean counts
-                    value = _tensor(recording, parts[0].entry)
-                else:
-                    value, number = _joined(recording, "the output's gradient", parts, dim=0)
-                    if number not in (1, split):
-                        raise ReferenceRunError(
-                            f"ranks have {number} different parts of the model's output, and {split} of its inputs: "
-                            "record with placements of the output, such as {':output': Shard(-1)}"
-                        )
-                    value = value / number  # each rank's loss is the mean over its part of the batch
-                found.gradients[micros.index(key.micro)][key.tensor] = value
+        for key, parts in inputs.items():
+            value, number = _joined(recording, f"input {key.tensor}", parts, dim=0)
+            found.inputs[micros.index(key.micro)][key.tensor] = value
+            split = max(split, number)
+        shares: set[bool | None] = set()
+        averaged: list[tuple[int, str, int]] = []
+        for key, parts in gradients.items():
+            if key.micro not in micros:
+                continue
+            micro = micros.index(key.micro)
+            if count(parts[0].entry) == 1:  # a loss: of each rank, of which the mean counts
+                found.gradients[micro][key.tensor] = _tensor(recording, parts[0].entry)
+                continue
+            value, number = _joined(recording, "the output's gradient", parts, dim=0)
+            if number not in (1, split):
+                raise ReferenceRunError(
+                    f"ranks have {number} different parts of the model's output, and {split} of its inputs: "
+                    "record with placements of the output, such as {':output': Shard(-1)}"
+                )
+            outputs = _of_ranks(run.parts.get(key._replace(kind="output", phase="forward"), ()), last)
+            if number > 1:
+                logits = _joined(recording, "the output", outputs, dim=0)[0] if outputs else None
+                shares.add(_is_share(logits, value, number, len(micros)))
+                averaged.append((micro, key.tensor, number))
+            found.gradients[micro][key.tensor] = value
+        measured = gradient_scale(run, 0)
+        if not found._sums(measured, shares, split):
+            for micro, tensor, number in averaged:
+                found.gradients[micro][tensor] = found.gradients[micro][tensor] / number
+            measured = measured and measured * split
+        if measured:
+            found._scale(measured, run.group_sizes())
         for entry in run.aside:
             if entry.kind == "generator" and entry.rank == run.ranks[0]:
                 found.generators[entry.name] = _tensor(recording, entry)
@@ -281,6 +314,112 @@ class StepData:
                 "the model (%mesh record NAME --full --model EXPR)"
             )
         return found
+
+    def _sums(self, measured: float | None, shares: set[bool | None], split: int) -> bool:
+        """Return whether each rank's loss is a share of that of the whole batch, so that gradients must be summed.
+
+        Otherwise it is the mean over its part of the batch, and gradients must be averaged.
+
+        Args:
+            measured: see `gradient_scale`.
+            shares: what `_is_share` has found.
+            split: how many parts the batch has.
+        """
+        if shares != {None} or measured is None or not math.isclose(measured, 1.0, rel_tol=_OF_FACTORS):
+            return shares == {True}
+        self.notes.append(
+            f"The job sums gradients over {split} parts of the batch. That is right if the loss of a rank is its share "
+            f"of the loss of the whole batch. If it is the mean over its part, gradients are {split} times too large, "
+            "which the reference cannot know."
+        )
+        return True
+
+    def _scale(self, factor: float, sizes: set[int]) -> None:
+        """Scale the gradients of parameters after backward as the job does, as far as that can be right.
+
+        A factor that a wrong reduction would cause is not applied, so that the comparison finds it.
+
+        Args:
+            factor: that of the job.
+            sizes: of groups of ranks.
+        """
+
+        def is_close(one: float) -> bool:
+            return math.isclose(factor, one, rel_tol=_OF_FACTORS)
+
+        micros = len(self.inputs)
+        if micros > 1 and is_close(1 / micros):
+            self.scale = 1 / micros
+            self.notes.append(
+                f"The job divides gradients by its {micros} micro-batches after backward, and so does the reference."
+            )
+        elif 0 < factor < 1 and not any(is_close(size**power) for size in {1, *sizes} for power in (-0.5, -1, -2)):
+            self.scale = factor
+            self.notes.append(
+                f"The job multiplies all gradients by {factor:.4g} after backward, as clipping does, and so does the "
+                "reference."
+            )
+
+
+def _stages(run: Run) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the ranks that have inputs of the whole model, and the ranks that have its outputs.
+
+    All stages of a pipeline that a program makes by hand are models of the same name. The input of a later stage has
+    the bytes of the output of the stage before.
+    """
+    bytes_of: dict[str, defaultdict[int, set[tuple[object, ...]]]] = {
+        kind: defaultdict(set) for kind in ("input", "output")
+    }
+    for key, parts in run.parts.items():
+        if not key.name and key.kind in bytes_of:
+            for part in parts:
+                if "float" in part.entry.dtype:
+                    bytes_of[key.kind][part.rank].add((part.entry.hash, part.entry.shape))
+    links = [
+        (earlier, later)
+        for earlier, outputs in bytes_of["output"].items()
+        for later, inputs in bytes_of["input"].items()
+        if earlier != later and outputs & inputs
+    ]
+    ranks = frozenset(run.ranks)
+    return ranks - {later for _, later in links}, ranks - {earlier for earlier, _ in links}
+
+
+def _of_ranks(parts: Sequence[RecordedPart], ranks: frozenset[int]) -> list[RecordedPart]:
+    return [part for part in parts if part.rank in ranks]
+
+
+def _is_share(logits: torch.Tensor | None, gradient: torch.Tensor, number: int, micros: int) -> bool | None:
+    """Return whether the loss of a rank is its share of the loss of the whole batch, and not the mean over its part.
+
+    A cross-entropy tells: its gradient is that of a sum over tokens, divided by a number of tokens.
+
+    Args:
+        number: how many parts the batch has.
+        micros: how many micro-batches a step has, by which the loss may be divided, too.
+
+    Returns:
+        None if the gradient is not that of a cross-entropy of the outputs.
+    """
+    if logits is None or logits.shape != gradient.shape or not logits.is_floating_point() or logits.dim() < 2:
+        return None
+    gradient, probabilities = gradient.double().flatten(0, -2), logits.double().flatten(0, -2).softmax(-1)
+    counted = gradient.abs().sum(-1) > 0  # others are ignored by the loss
+    gradient, probabilities = gradient[counted], probabilities[counted]
+    if not len(gradient):
+        return None
+    wanted = gradient.argmin(-1, keepdim=True)
+    others = (1 - probabilities.gather(-1, wanted)).clamp(min=1e-12)
+    weights = -gradient.gather(-1, wanted) / others
+    weight = weights.median()
+    expected = probabilities.scatter_add(-1, wanted, -weights.new_ones(weights.shape)) * weight
+    if (gradient - expected).norm() > _OF_CROSS_ENTROPY * gradient.norm():
+        return None
+    shares = float(weight) * len(gradient)
+    for is_share, total in ((False, shares / number), (True, shares)):
+        if any(math.isclose(total, each, rel_tol=_OF_CROSS_ENTROPY) for each in (1, 1 / micros)):
+            return is_share
+    return None
 
 
 def _tensor(recording: Recording, entry: Entry) -> torch.Tensor:
@@ -303,25 +442,8 @@ def _joined(
     """
     import torch
 
-    placements = [part.entry.placement for part in parts]
-    if all(each is not None for each in placements):
-        first = placements[0]
-        assert first is not None
-        whole = torch.zeros(first.global_shape, dtype=_tensor(recording, parts[0].entry).dtype)
-        seen: set[tuple[int, ...]] = set()
-        filled = 0
-        for part, placement in zip(parts, placements, strict=True):
-            assert placement is not None
-            if not count(part.entry) or (placement.offsets in seen and not placement.partial):
-                continue
-            seen.add(placement.offsets)
-            local = _tensor(recording, part.entry)
-            index = tuple(slice(at, at + size) for at, size in zip(placement.offsets, local.shape, strict=True))
-            whole[index] += local
-            filled += local.numel()
-        if filled < whole.numel():
-            raise ReferenceRunError(f"{recording.name}: parts of {what} are missing: ranks have not recorded all of it")
-        return whole, len(seen)
+    if all(part.entry.placement is not None for part in parts):
+        return _joined_shards(recording, what, parts, dim)
     alike = clusters(parts, exact)
     if len(alike) == 1:
         return _tensor(recording, parts[0].entry), 1
@@ -334,8 +456,49 @@ def _joined(
         )
     tensors = [_tensor(recording, cluster[0].entry) for cluster in alike]
     if len({(each.dim(), each.dtype) for each in tensors}) != 1 or not tensors[0].dim():
-        raise ReferenceRunError(f"ranks have different tensors as {what}: pipelines cannot be joined to one batch yet")
+        raise ReferenceRunError(
+            f"ranks have different tensors as {what}, which are no parts of one batch: in a pipeline, the input of a "
+            "stage must be the output of the stage before as it is"
+        )
     return torch.cat(tensors, dim), len(tensors)
+
+
+def _joined_shards(
+    recording: Recording, what: str, parts: Sequence[RecordedPart], dim: int | None
+) -> tuple[torch.Tensor, int]:
+    """Join parts with placements; see `_joined`. Different tensors at one place are of different parts of a batch."""
+    import torch
+
+    groups = [
+        [each for cluster in clusters(group, exact) for each in cluster[: None if _is_partial(cluster[0]) else 1]]
+        for group in by_location(parts)
+    ]
+    number = 1 if dim is None or any(_is_partial(part) for part in parts) else max(map(len, groups), default=1)
+    if any(len(group) not in (1, number) for group in groups) and dim is not None and number > 1:
+        raise ReferenceRunError(f"{recording.name}: ranks have parts of {what} that make up no batch")
+    wholes: list[torch.Tensor] = []
+    for at in range(number):
+        first = parts[0].entry
+        assert first.placement is not None
+        whole = torch.zeros(first.placement.global_shape, dtype=_tensor(recording, first).dtype)
+        filled = 0
+        for group in groups:
+            chosen = group if _is_partial(group[0]) else [group[min(at, len(group) - 1)]]
+            for part in chosen:
+                placement, local = part.entry.placement, _tensor(recording, part.entry)
+                assert placement is not None
+                whole[tuple(slice(at, at + size) for at, size in zip(placement.offsets, local.shape, strict=True))] += (
+                    local
+                )
+            filled += count(group[0].entry)
+        if filled < whole.numel():
+            raise ReferenceRunError(f"{recording.name}: parts of {what} are missing: ranks have not recorded all of it")
+        wholes.append(whole)
+    return (wholes[0] if number == 1 else torch.cat(wholes, dim or 0)), number
+
+
+def _is_partial(part: RecordedPart) -> bool:
+    return part.entry.placement is not None and part.entry.placement.partial
 
 
 # -- its optimizers ----------------------------------------------------------------------------------
@@ -546,10 +709,14 @@ def _run(order: Mapping[str, Any]) -> None:
             _load(model, data, buffers)
             with _deterministic_warnings(operations) if at and not units else contextlib.nullcontext():
                 _step(model, data, optimizers, folder, units, what)
+    _write(Path(runs[0][0]) / _NOTES, data.notes)
     if operations:
-        path = Path(runs[0][0]) / "nondeterministic.json"
-        path.write_text(json.dumps(sorted(operations)))
-        path.chmod(0o600)
+        _write(Path(runs[0][0]) / "nondeterministic.json", sorted(operations))
+
+
+def _write(path: Path, data: object) -> None:
+    path.write_text(json.dumps(data))
+    path.chmod(0o600)
 
 
 def _function(builder: Builder) -> Callable[..., Any]:
@@ -650,6 +817,9 @@ def _step(
                     [outputs[name] for name in wanted],
                     [value.to(outputs[name].dtype) for name, value in wanted.items()],
                 )
+        for parameter in model.parameters():
+            if parameter.grad is not None and data.scale != 1:
+                parameter.grad *= data.scale
         for optimizer in stepped:
             optimizer.step()
     if recorder.reason not in ("done", "stopped"):

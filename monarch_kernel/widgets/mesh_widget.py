@@ -1,4 +1,4 @@
-"""The live view of a mesh as an anywidget. This module is imported when the first view is shown."""
+"""The live views as an anywidget. This module is imported when the first view is shown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Streams = Callable[[Mapping[str, Any], Callable[[dict[str, Any]], object]], Clos
 
 
 class MeshWidget(anywidget.AnyWidget):  # type: ignore[misc,unused-ignore]
-    """A live view of a mesh, or of a plot over its ranks; docs/watching.md has its traits and messages.
+    """A live view of a mesh, of a plot over its ranks, or of a grid; docs/watching.md has its traits and messages.
 
     Args:
         plots: returns the points of the view's plot; by default, each view reads the expression itself.
@@ -30,6 +30,7 @@ class MeshWidget(anywidget.AnyWidget):  # type: ignore[misc,unused-ignore]
     record = traitlets.Unicode("").tag(sync=True)
     expression = traitlets.Unicode("").tag(sync=True)
     period = traitlets.Float(0.2).tag(sync=True)
+    grid = traitlets.Dict().tag(sync=True)
 
     def __init__(self, plots: Streams | None = None, **traits: Any) -> None:
         super().__init__(**traits)

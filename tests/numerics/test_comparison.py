@@ -13,6 +13,7 @@ from torch import nn
 
 from monarch_kernel.numerics.alignment import Run
 from monarch_kernel.numerics.comparison import AlignmentError, Comparison, compare, compare_runs
+from monarch_kernel.numerics.comparison_view import grid_data
 from monarch_kernel.numerics.recording import Entry, record
 from monarch_kernel.numerics.summaries import Placement, summarize
 
@@ -447,5 +448,13 @@ def test_views_and_data(reference: tuple[Path, Path], tmp_path: Path) -> None:
     cell = page[: page.index("outline:3px")].rpartition("<td")[2]
     assert found.first is not None and f"{found.first.module or 'the model'}, step 0" in cell
     assert json.dumps({"text/html": page})
+    grid = grid_data(found)
+    assert json.loads(json.dumps(grid, allow_nan=False)) == grid
+    row, column = grid["first"]
+    assert (grid["modules"][row], grid["steps"][column]) == (found.first.module, 0)
+    (chosen,) = (each for each in grid["cells"] if (each["row"], each["column"]) == (row, column))
+    assert chosen["ratio"] > 1000 and chosen["tensors"][0]["line"].startswith("test_comparison.py:")
+    assert sum(len(each["tensors"]) + each["more"] for each in grid["cells"]) == found.compared
     equal = compare(reference[0], reference[0])
+    assert grid_data(equal)["first"] is None
     assert "outline:3px" not in equal._repr_html_()

@@ -82,6 +82,29 @@ def test_an_error_that_only_a_reference_shows_breaks_no_rule_for_certain(number:
     assert [each["losses"] for each in ranks] != [each["losses"] for each in right]
 
 
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[Path]]]:
+    """The folder of recordings, and those of one process that are there already, by program."""
+    return tmp_path_factory.mktemp("recordings"), {}
+
+
+@pytest.mark.parametrize("number", [number for number, bug in BUGS.items() if bug.phase is not None])
+def test_a_comparison_with_one_process_names_the_first_wrong_tensor(
+    number: str, recordings: tuple[Path, dict[str, list[Path]]]
+) -> None:
+    from bench import silent
+
+    named, is_right = silent.compare_with_reference(number, *recordings)
+    assert is_right, f"{named}, not {BUGS[number].phase} {BUGS[number].where}"
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_right_program_equals_one_process(program: str) -> None:
+    from bench import silent
+
+    assert silent.false_alarms(1, [program]) == {program: []}
+
+
 def test_every_bug_of_the_list_is_in_a_program() -> None:
     assert {str(number) for number in range(1, 29)} <= BUGS.keys()
     assert {bug.program for bug in BUGS.values()} == PROGRAMS.keys()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 
 from monarch_kernel.numerics.recording import Recording, record
@@ -66,6 +67,27 @@ def build_random():
 
 
 NOISE = iter([0.0, 1e-3, 0.0, 0.0])
+
+
+class Stage(nn.Module):
+    """A stage of a pipeline; by default, the whole model."""
+
+    def __init__(self, stage=0, of=1):
+        super().__init__()
+        self.embed = nn.Embedding(32, 16) if stage == 0 else None
+        layers = {str(at): nn.Linear(16, 16) for at in range(4)}
+        self.layers = nn.ModuleDict({at: layer for at, layer in layers.items() if int(at) * of // 4 == stage})
+        self.head = nn.Linear(16, 32) if stage == of - 1 else None
+
+    def forward(self, x):
+        x = x if self.embed is None else self.embed(x)
+        for layer in self.layers.values():
+            x = x + layer(x).relu()
+        return x if self.head is None else self.head(x)
+
+
+def build_stages():
+    return Stage()
 '''
 
 
@@ -234,3 +256,150 @@ def test_a_reference_that_differs_when_run_again_is_said(program: Path, tmp_path
     found = compare_with_reference(Recording.open(tmp_path / "job"), f"{program}:build_random")
     assert "differs when it is run again, first in output of head" in str(found)
     assert "use_deterministic_algorithms" in str(found)
+
+
+# -- pipelines ---------------------------------------------------------------------------------------
+
+MICRO_BATCHES = 4
+
+
+def loss_of(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The loss of a micro-batch."""
+    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+
+def train_stages(rank: int, path: Path, folder: Path, schedule: str, bug: str) -> None:
+    """Train two stages for a step; with four ranks, two replicas of each, which average their gradients by hand."""
+    size = dist.get_world_size()
+    stage, replica, replicas = rank % 2, rank // 2, size // 2
+    pipes: list[Any] = [dist.new_group([2 * each, 2 * each + 1]) for each in range(replicas)]
+    copies = [dist.new_group(list(range(each, size, 2))) for each in range(2)]
+    torch.manual_seed(stage)
+    net = load(path).Stage(stage, 2)
+    if bug == "layer" and stage == 1:
+        right = net.layers["3"].forward
+        net.layers["3"].forward = lambda x: right(x) * 1.01
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    tokens = torch.randint(32, (16, 5), generator=torch.Generator().manual_seed(3)).chunk(replicas)[replica]
+    inputs, targets = tokens[:, :-1], tokens[:, 1:].contiguous()
+    with record(folder.name, net, optimizer, steps=1, folder=folder, full=True):
+        if schedule == "hand":
+            _by_hand(net, stage, inputs, targets)
+        else:
+            from torch.distributed import pipelining
+
+            made = pipelining.PipelineStage(net, stage, 2, torch.device("cpu"), group=pipes[replica])
+            plan = getattr(pipelining, schedule)(made, MICRO_BATCHES, loss_fn=loss_of)
+            plan.step(*((inputs,) if stage == 0 else ()), **({} if stage == 0 else {"target": targets, "losses": []}))
+        for name, parameter in net.named_parameters():
+            assert parameter.grad is not None
+            if replicas > 1 and not (bug == "unreduced" and name == "layers.2.weight"):
+                dist.all_reduce(parameter.grad, group=copies[stage])
+                parameter.grad /= replicas
+        optimizer.step()
+
+
+def _by_hand(net: torch.nn.Module, stage: int, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+    """One micro-batch after the other, with losses that are divided by their number."""
+    for part, target in zip(inputs.chunk(MICRO_BATCHES), targets.chunk(MICRO_BATCHES), strict=True):
+        if stage == 0:
+            outputs = net(part)
+            dist.send(outputs.detach(), 1)
+            gradient = torch.empty_like(outputs)
+            dist.recv(gradient, 1)
+            outputs.backward(gradient)
+        else:
+            received = torch.empty(*part.shape, 16, requires_grad=True)
+            dist.recv(received.data, 0)
+            (loss_of(net(received), target) / MICRO_BATCHES).backward()
+            assert received.grad is not None
+            dist.send(received.grad, 0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "schedule", "bug", "found"),
+    [
+        (2, "Schedule1F1B", "", None),
+        (2, "ScheduleGPipe", "layer", ("forward", "layers.3")),
+        (2, "hand", "", None),
+        (2, "hand", "layer", ("forward", "layers.3")),
+        (4, "Schedule1F1B", "", None),
+        (4, "Schedule1F1B", "unreduced", ("reduction", "layers.2")),
+    ],
+)
+def test_a_pipeline_compares_with_one_process(
+    program: Path, tmp_path: Path, ranks: int, schedule: str, bug: str, found: tuple[str, str] | None
+) -> None:
+    run_ranks(train_stages, ranks, tmp_path, program, tmp_path / "job", schedule, bug)
+    comparison = compare_with_reference(Recording.open(tmp_path / "job"), f"{program}:build_stages")
+    assert not comparison.is_estimate
+    if found is None:
+        assert comparison.equal is True, str(comparison)
+        # Inputs, outputs and gradients of all layers in all micro-batches, and parameters.
+        assert comparison.compared > MICRO_BATCHES * 6 * 3, str(comparison)
+        assert schedule == "hand" or not comparison.left_out, str(comparison)
+        return
+    first = comparison.first
+    assert comparison.equal is False and first is not None, str(comparison)
+    assert (first.phase, first.module) == found, str(comparison)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_gradients_that_the_job_clips_are_clipped_in_the_reference(program: Path, tmp_path: Path, ranks: int) -> None:
+    def clipped(rank: int, path: Path, folder: Path) -> None:
+        torch.manual_seed(0)
+        net = model = load(path).Net()
+        if ranks > 1:
+            model = torch.nn.parallel.DistributedDataParallel(net)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        tokens = torch.randint(32, (8, 5), generator=torch.Generator().manual_seed(3)).chunk(ranks)[rank]
+        with record(folder.name, model, optimizer, steps=1, folder=folder, full=True):
+            loss_of(model(tokens[:, :-1]), tokens[:, 1:]).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.07)
+            optimizer.step()
+
+    if ranks > 1:
+        run_ranks(clipped, ranks, tmp_path, program, tmp_path / "job")
+    else:
+        clipped(0, program, tmp_path / "job")
+    found = compare_with_reference(Recording.open(tmp_path / "job"), f"{program}:build_model")
+    assert found.equal is True, str(found)
+    assert "The job multiplies all gradients by 0." in str(found)
+
+
+@pytest.mark.parametrize(
+    ("share", "sums", "phase", "guess"),
+    [
+        (True, True, "", ""),
+        (False, True, "reduction", "2 times that of the reference: summed instead of averaged"),
+        (True, False, "backward", "1/2 times that of the reference: averaged instead of summed, or divided once too"),
+    ],
+)
+def test_whether_gradients_must_be_summed_or_averaged_follows_from_the_loss(
+    program: Path, tmp_path: Path, share: bool, sums: bool, phase: str, guess: str
+) -> None:
+    """A loss that is divided by all tokens is a share; one that is the mean over a rank's part must be averaged."""
+
+    def summed(rank: int, path: Path, folder: Path) -> None:
+        torch.manual_seed(0)
+        net = load(path).Net()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        tokens = torch.randint(32, (8, 5), generator=torch.Generator().manual_seed(3)).chunk(2)[rank]
+        with record(folder.name, net, optimizer, steps=1, folder=folder, full=True):
+            loss = loss_of(net(tokens[:, :-1]), tokens[:, 1:])
+            (loss / 2 if share else loss).backward()
+            for parameter in net.parameters():
+                assert parameter.grad is not None
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= 1 if sums else 2
+            optimizer.step()
+
+    run_ranks(summed, 2, tmp_path, program, tmp_path / "job")
+    found = compare_with_reference(Recording.open(tmp_path / "job"), f"{program}:build_model")
+    if not phase:
+        assert found.equal is True, str(found)
+        return
+    first = found.first
+    assert found.equal is False and first is not None
+    assert first.phase == phase, str(found)
+    assert guess in first.suggests

@@ -2,6 +2,7 @@
 
 export { MeshBoard, type BoardOptions, type ConnectionSource } from './board';
 export { LineChart } from './chart';
+export { ComparisonGrid, type ComparisonData } from './comparison';
 export { RankDetails, refusalView, stackView } from './details';
 export { stateIcon } from './glyphs';
 export { MeshGrid } from './grid/meshgrid';

@@ -1,8 +1,8 @@
-/** The code of the widget, for anywidget: a live view of a mesh, or a chart of an expression, in a notebook. */
+/** The code of the widget, for anywidget: a live view of a mesh, a chart, or the grid of a comparison, in a notebook. */
 
 import type { FrontEndMessage, KernelMessage } from '../model';
 import { FeedClient } from '../model';
-import { LineChart, MeshBoard } from '../views';
+import { ComparisonGrid, LineChart, MeshBoard, type ComparisonData } from '../views';
 import css from '../views/views.css';
 
 /** What anywidget gives of a widget's model. */
@@ -29,9 +29,9 @@ function text(model: WidgetModel, name: string): string {
 /**
  * Show one view of a model; several may show the same, each with a feed of its own over their one comm.
  *
- * The model has the traits `view` ("mesh" or "plot"), `mesh` (the key of the mesh to show; empty: all meshes), `ranks`
- * (of that mesh; empty: all), `record` (the text of the mesh when it was shown), and, of a plot, `expression` and `period`
- * (seconds).
+ * The model has the traits `view` ("mesh", "plot" or "grid"), `mesh` (the key of the mesh to show; empty: all meshes), `ranks`
+ * (of that mesh; empty: all), `record` (the text of the mesh when it was shown), of a plot `expression` and `period`
+ * (seconds), and of a grid `grid`, which has all that it shows.
  *
  * @returns What ends the view.
  */
@@ -40,7 +40,27 @@ export function render({ model, el }: RenderArguments): () => void {
   style.textContent = css;
   const host = document.createElement('div');
   el.append(style, host);
+  const end = text(model, 'view') === 'grid' ? showGrid(model, host) : showLive(model, host);
+  return () => {
+    end();
+    style.remove();
+    host.remove();
+  };
+}
 
+/** Show a view that needs nothing of the kernel; its colours are those of the page once it is in it. */
+function showGrid(model: WidgetModel, host: HTMLElement): () => void {
+  const grid = new ComparisonGrid(host, model.get('grid') as ComparisonData);
+  const observer = new IntersectionObserver(() => grid.refresh());
+  observer.observe(host);
+  return () => {
+    observer.disconnect();
+    grid.dispose();
+  };
+}
+
+/** Show a view that the kernel feeds, as long as it is on the screen. */
+function showLive(model: WidgetModel, host: HTMLElement): () => void {
   const client = new FeedClient((message: FrontEndMessage) => model.send(message));
   const heard = (message: KernelMessage) => client.receive(message);
   model.on('msg:custom', heard);
@@ -80,8 +100,6 @@ export function render({ model, el }: RenderArguments): () => void {
     model.off('msg:custom', heard);
     view.dispose();
     client.dispose();
-    style.remove();
-    host.remove();
   };
 }
 

@@ -27,6 +27,7 @@ from monarch_kernel.runtime.actor.errors import ActorError, SupervisionError
 from workspace_sync.receipt import DIGITS, names, receipt_table
 
 if TYPE_CHECKING:
+    from monarch_kernel.numerics.comparison import Comparison
     from monarch_kernel.widgets.mesh_display import MeshDisplay
 
 
@@ -498,6 +499,8 @@ LONGEST = 2_000
 MOST_GROUPS, LONGEST_MESSAGE = 20, 160
 #: The report of a sync. Its package is loaded on first use.
 _RECEIPT = ("workspace_sync.model.sync_report", "SyncReport")
+#: The comparison of two recorded training runs, likewise.
+_COMPARISON = ("monarch_kernel.numerics.comparison", "Comparison")
 _ERRORS = (ActorError, SupervisionError, MeshCellError)
 #: How long a table waits for the states of processes (seconds).
 STATUS_TIMEOUT = 1.0
@@ -517,6 +520,7 @@ def install(ip: Any, file_label: FileLabel = lambda _file: None) -> None:
     formatters["text/html"].for_type(ValueMesh, _value_mesh)
     for kind in (*_TABLES, MeshStatus):
         ip.display_formatter.mimebundle_formatter.for_type(kind, _mesh_bundle)
+    ip.display_formatter.mimebundle_formatter.for_type_by_name(*_COMPARISON, _comparison_bundle)
     formatters["text/plain"].for_type_by_name(*_RECEIPT, _receipt)
     formatters["text/html"].for_type_by_name(*_RECEIPT, partial(_html, receipt_table))
 
@@ -529,6 +533,7 @@ def remove(ip: Any) -> None:
         formatters["text/html"].pop(kind, None)
     for kind in (*_TABLES, MeshStatus):
         ip.display_formatter.mimebundle_formatter.pop(kind, None)
+    ip.display_formatter.mimebundle_formatter.pop(".".join(_COMPARISON), None)
     for mime in ("text/plain", "text/html"):
         formatters[mime].pop(".".join(_RECEIPT), None)
 
@@ -539,6 +544,16 @@ def _mesh_bundle(value: Any, **_options: Any) -> dict[str, Any]:
     bundle: dict[str, Any] = {"text/plain": repr(value), "text/html": table_html(table)}
     display = _display_of(value)
     return bundle if display is None else {**display.mime_bundle(bundle["text/html"]), "text/plain": repr(value)}
+
+
+def _comparison_bundle(value: Comparison, **_options: Any) -> dict[str, Any]:
+    """Return a comparison as a MIME bundle: its live grid of modules and steps, HTML and text."""
+    from monarch_kernel.numerics.comparison_view import grid_data
+    from monarch_kernel.widgets.open_views import live_view, view_bundle
+
+    bundle: dict[str, Any] = {"text/plain": value.text(), "text/html": value.html()}
+    live = live_view(view="grid", grid=grid_data(value))
+    return bundle if live is None else {**bundle, **view_bundle(live)}
 
 
 def _display_of(value: Any) -> MeshDisplay | None:

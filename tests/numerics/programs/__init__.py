@@ -46,7 +46,7 @@ class Bug:
 BUGS = {
     "1": Bug("data_parallel", "a parameter made after wrapping is not reduced", "replicas", "temperature", "reduction"),
     "2": Bug("data_parallel_by_hand", "gradients are summed, not averaged", "compare", "layers.0", "reduction"),
-    "2b": Bug("data_parallel_by_hand", "accumulation divides the loss twice", "compare", "layers", "reduction"),
+    "2b": Bug("data_parallel_by_hand", "accumulation divides the loss twice", "compare", "layers.2", "backward"),
     "3": Bug("data_parallel_by_hand", "weights are seeded by rank", "replicas", "layers.0.weight", "forward"),
     "4": Bug("data_parallel", "one rank skips a step of the optimizer", "replicas", "layers.0.weight", "optimizer"),
     "4b": Bug("data_parallel", "one rank has another learning rate", "lr", "layers.0.weight", "optimizer"),

@@ -90,9 +90,11 @@ class Gather(torch.autograd.Function):
         return grad, None, None
 
 
-def begin(build_model: BuildModel, build_optimizer: BuildOptimizer, bug: str) -> tuple[torch.nn.Module, Optimizer]:
+def begin(
+    build_model: BuildModel, build_optimizer: BuildOptimizer, bug: str, seed: int = 0
+) -> tuple[torch.nn.Module, Optimizer]:
     """Build a program's model and optimizer from equal seeds, and leave random generators that differ by rank."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = build_model(bug)
     optimizer = build_optimizer(model, bug)
     torch.manual_seed(100 + rank())
