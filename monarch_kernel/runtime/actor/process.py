@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.errors import MeshFailure
     from monarch_kernel.runtime.actor.execution.instance import ActorInstance, Instance
     from monarch_kernel.runtime.actor.execution.message_gate import MessageGate
-    from monarch_kernel.runtime.actor.healing.healed import Healed
+    from monarch_kernel.runtime.actor.healing.healed import Healed, HostSource
     from monarch_kernel.runtime.actor.healing.held_calls import HeldCalls
+    from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
     from monarch_kernel.runtime.actor.hosts.placing import Placements
+    from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
+    from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
     from monarch_kernel.runtime.actor.ports.holders import PortHolders
     from monarch_kernel.runtime.actor.ports.port import Port
     from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink
@@ -43,26 +46,25 @@ class SpawnedMesh(Protocol):
 
 
 class MeshHealer(Protocol):
-    """Records and repairs the meshes of this process: ``healing.healer``.
-
-    Meshes are ``Any``, because they are above it.
-    """
+    """Records and repairs the meshes of this process: ``healing.healer``."""
 
     healing: set[str]
     on_healing: Subscribers[[frozenset[str], bool]]
 
     def spawned(
         self,
-        mesh: Any,
+        mesh: ProcMesh,
         messages: Iterable[SpawnProcs],
         bootstrap: tuple[Body, Buffers],
         policy: RestartPolicy,
     ) -> None: ...
-    def add_spares(self, mesh: Any, spares: Any) -> None: ...
-    def born(self, mesh: Any, owner: str, body: Body, buffers: Buffers, ports: Sequence[Port[Any]]) -> None: ...
+    def add_spares(self, mesh: ProcMesh, spares: HostMesh | HostSource) -> None: ...
+    def born(
+        self, mesh: ActorMesh[object], owner: str, body: Body, buffers: Buffers, ports: Sequence[Port[Any]]
+    ) -> None: ...
     def forget(self, mesh_id: str) -> None: ...
-    def heal(self, mesh: Any, hosts: Any, timeout: float) -> Future[Healed]: ...
-    def respawn(self, mesh: Any, timeout: float) -> Future[Healed]: ...
+    def heal(self, mesh: ProcMesh, hosts: HostMesh | HostSource | None, timeout: float) -> Future[Healed]: ...
+    def respawn(self, mesh: ProcMesh, timeout: float) -> Future[Healed]: ...
 
 
 class System(Protocol):
@@ -82,7 +84,7 @@ class System(Protocol):
     placements: Placements
     output_sinks: list[Callable[[str, int, bytes | None], None]]
     tree: Tree
-    proc_meshes: dict[str, Any]
+    proc_meshes: dict[str, ProcMesh]
     kept_from: set[str]
     reported: ReportedDeaths
     caster: Caster
@@ -113,9 +115,9 @@ class System(Protocol):
     def fault_at_root(self, failure: MeshFailure) -> None: ...
     def changed(self) -> None: ...
     def ensure_agent(self) -> ProcRef: ...
-    def this_proc(self) -> Any: ...
-    def proc_mesh_of(self, name: str, procs: tuple[ProcRef, ...], extent: Extent) -> Any: ...
-    def this_host(self) -> Any: ...
+    def this_proc(self) -> ProcMesh: ...
+    def proc_mesh_of(self, name: str, procs: tuple[ProcRef, ...], extent: Extent) -> ProcMesh: ...
+    def this_host(self) -> HostMesh: ...
 
 
 _system: System | None = None

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from monarch_kernel.protocol.messages import OK, Call, StopActor
 from monarch_kernel.runtime.actor.context import Context, current, origin, shared
@@ -30,12 +30,6 @@ from monarch_kernel.runtime.node.event_loop import new_loop
 # Awaiting user code so that only its own computation can be interrupted.
 
 
-class Interruptible(Protocol):
-    """An actor whose flag says whether a step of user code runs."""
-
-    _interruptible: bool
-
-
 class InterruptibleSteps:
     """Awaits a coroutine; ``owner._interruptible`` is true while one of its steps runs, and false while it waits.
 
@@ -45,7 +39,7 @@ class InterruptibleSteps:
 
     __slots__ = ("_coroutine", "_owner")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], owner: Interruptible) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], owner: AsyncActorInstance) -> None:
         self._coroutine = coroutine
         self._owner = owner
 
