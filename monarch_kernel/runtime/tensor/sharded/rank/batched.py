@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -16,6 +16,11 @@ from torch.distributed.tensor.placement_types import Partial, Placement, Replica
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from monarch_kernel.runtime.tensor.sharded.rank.layout import of_part, strides_ordered_as
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.distributed.device_mesh import DeviceMesh
+
 
 # Rules for common operations for which DTensor has no rule or a wrong one, and gathering would be too costly.
 #
@@ -129,7 +134,7 @@ def leaves_a_rank_empty(x: DTensor) -> bool:
     return False
 
 
-def special_rule(op: Any, name: str, fallback: Run) -> Run | None:
+def special_rule(op: OpOverload, name: str, fallback: Run) -> Run | None:
     """Return the rule for an operation; None if there is none.
 
     Args:
@@ -142,7 +147,7 @@ def special_rule(op: Any, name: str, fallback: Run) -> Run | None:
     return None
 
 
-def pointwise_rule(op: Any, name: str, fallback: Run) -> Run | None:
+def pointwise_rule(op: OpOverload, name: str, fallback: Run) -> Run | None:
     """Return the rule for an element-wise operation."""
     if name not in _POINTWISE and torch.Tag.pointwise not in op.tags:
         return None
@@ -182,7 +187,7 @@ def pointwise_rule(op: Any, name: str, fallback: Run) -> Run | None:
     return run
 
 
-def _along_a_free_dimension(op: Any, fallback: Run) -> Run:
+def _along_a_free_dimension(op: OpOverload, fallback: Run) -> Run:
     """Return the rule for argmax and similar operations, if every rank has the whole dimension."""
 
     def run(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
@@ -207,7 +212,7 @@ def _along_a_free_dimension(op: Any, fallback: Run) -> Run:
     return run
 
 
-def _over_dimensions(op: Any, name: str, fallback: Run) -> Run:
+def _over_dimensions(op: OpOverload, name: str, fallback: Run) -> Run:
     """Return the rule for reductions.
 
     An empty list of dimensions means all dimensions, which DTensor treats as none. Booleans count as numbers.
@@ -261,7 +266,7 @@ _SIZED = frozenset(
 )
 
 
-def batched_rule(op: Any, name: str, fallback: Run) -> Run | None:
+def batched_rule(op: OpOverload, name: str, fallback: Run) -> Run | None:
     """Return the rule for a batched operation; None for others."""
     if name in _BATCHED:
         return _batched(op, _BATCHED[name], name in _SIZED, fallback)
@@ -274,7 +279,7 @@ def batched_rule(op: Any, name: str, fallback: Run) -> Run | None:
     return None
 
 
-def _batched(op: Any, dimensions: int, sized: bool, fallback: Run) -> Run:
+def _batched(op: OpOverload, dimensions: int, sized: bool, fallback: Run) -> Run:
     def run(*args: Any, **kwargs: Any) -> Any:
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, DTensor)]
         first = given[0]
@@ -302,7 +307,7 @@ def _batched(op: Any, dimensions: int, sized: bool, fallback: Run) -> Run:
     return run
 
 
-def _convolution(op: Any, fallback: Run) -> Run:
+def _convolution(op: OpOverload, fallback: Run) -> Run:
     """Return the rule for a batch of images with replicated filters."""
 
     def run(x: DTensor, weight: DTensor, bias: DTensor | None, *args: Any) -> Any:
@@ -315,7 +320,7 @@ def _convolution(op: Any, fallback: Run) -> Run:
     return run
 
 
-def _convolution_backward(op: Any, fallback: Run) -> Run:
+def _convolution_backward(op: OpOverload, fallback: Run) -> Run:
     """Return the rule for gradients of a convolution. Gradients of filters are sums over the ranks of a batch."""
 
     def run(gradient: DTensor, x: DTensor, weight: DTensor, *args: Any) -> Any:
@@ -338,7 +343,7 @@ def _convolution_backward(op: Any, fallback: Run) -> Run:
     return run
 
 
-def _gather(op: Any, fallback: Run) -> Run:
+def _gather(op: OpOverload, fallback: Run) -> Run:
     """Return the rule for gathering along a dimension that is not sharded, from equally sharded tensors."""
 
     def run(x: DTensor, dim: int, index: DTensor, **kwargs: Any) -> Any:
@@ -370,6 +375,8 @@ def _cut_below(layout: Sequence[Placement], dimensions: int) -> bool:
     return all(p.is_replicate() or (type(p) is Shard and p.dim < dimensions) for p in layout)
 
 
-def _as_strided_like(local: torch.Tensor, mesh: Any, layout: Sequence[Placement], shape: Sequence[int]) -> DTensor:
+def _as_strided_like(
+    local: torch.Tensor, mesh: DeviceMesh, layout: Sequence[Placement], shape: Sequence[int]
+) -> DTensor:
     """Create a DTensor of a local part. The whole has the same memory order of dimensions as the part."""
     return of_part(local, mesh, layout, shape, strides_ordered_as(local, shape))
