@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
@@ -27,6 +27,10 @@ from monarch_kernel.debugger.model.stops import Bound, Breakpoint
 from monarch_kernel.debugger.rank import rank_debugger
 from monarch_kernel.debugger.rank.collective_wait import partners_here
 from monarch_kernel.engines import tool_runtime
+
+if TYPE_CHECKING:
+    from monarch_kernel.debugger.controller.registry import MeshOrName
+
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +149,7 @@ class Breakpoints:
 
     # -- setting and clearing ----------------------------------------------------------------------
 
-    def add(self, spec: Breakpoint, mesh: Any, ranks: Iterable[int] | None, owner: str) -> MeshBreakpoint:
+    def add(self, spec: Breakpoint, mesh: MeshOrName | None, ranks: Iterable[int] | None, owner: str) -> MeshBreakpoint:
         """Set a breakpoint, and assign its id; see `hub.MeshDebugger.break_at`."""
         watched = None if mesh is None else self._registry.find(mesh)
         chosen = None if ranks is None else tuple(sorted(set(ranks)))

@@ -18,6 +18,7 @@ from monarch_kernel.meshes import format_ranks
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.hub import MeshDebugger
+    from monarch_kernel.debugger.controller.registry import MeshOrName
 
 #: How long ranks may take to report what they wait for (seconds).
 ASK_TIMEOUT = 0.5
@@ -90,7 +91,7 @@ def stops_alone(size: int, ranks: Sequence[int], first: bool, partners: Mapping[
     return f"{who} not stop there, and {wait} for the stopped ones in the next collective, for up to {limit}"
 
 
-def extend(debugger: MeshDebugger, mesh: Any, seconds: float) -> str:
+def extend(debugger: MeshDebugger, mesh: MeshOrName, seconds: float) -> str:
     """Ask the process groups of a mesh to wait longer in later collectives. Stopped ranks answer this, too.
 
     Returns:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from monarch_kernel.debugger.model.stops import Evaluation, How, Stop, Variable
 from monarch_kernel.debugger.rank.stopping.expressions import (
@@ -28,6 +28,8 @@ from monarch_kernel.debugger.rank.stopping.expressions import (
     value_of,
 )
 from monarch_kernel.thread_frames import raise_in_thread
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ class _Abandoned(BaseException):
 class _Main:
     """Holds the job that the main thread runs."""
 
-    job: _Job | None = None
+    job: _Job[Any] | None = None
 
 
 def _on_signal(_number: int, _frame: FrameType | None) -> None:
@@ -165,12 +167,13 @@ class Onward:
     line: int = 0
 
 
-class _Job:
+class _Job(Generic[T]):
     """A function to run in the stopped thread."""
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    result: T  # once it is done without an error
+
+    def __init__(self, function: Callable[[], T]) -> None:
         self.function = function
-        self.result: Any = None
         self.error: BaseException | None = None
         self.done = threading.Event()
         self.lock = threading.Lock()  # held while the job begins, ends or is abandoned
@@ -196,8 +199,8 @@ class Parked:
         self.handles = Handles()
         self._lock = threading.Lock()
         self._over = False
-        self._jobs: SimpleQueue[_Job | Onward] = SimpleQueue()
-        self._present: _Job | None = None
+        self._jobs: SimpleQueue[_Job[Any] | Onward] = SimpleQueue()
+        self._present: _Job[Any] | None = None
 
     # -- in the stopped thread ---------------------------------------------------------------------
 
@@ -222,7 +225,7 @@ class Parked:
             self._present = None
             self._end()
 
-    def _run(self, job: _Job) -> None:
+    def _run(self, job: _Job[Any]) -> None:
         with job.lock:
             if job.abandoned:
                 return
@@ -273,7 +276,7 @@ class Parked:
         if job is not None:
             self._interrupt(job)
 
-    def run(self, function: Callable[[], Any], timeout: float) -> Any:
+    def run(self, function: Callable[[], T], timeout: float) -> T:
         """Run `function` in the stopped thread.
 
         Args:
@@ -300,11 +303,11 @@ class Parked:
             raise job.error
         return job.result
 
-    def _abandon(self, job: _Job) -> None:
+    def _abandon(self, job: _Job[Any]) -> None:
         self._interrupt(job)
         job.done.wait(_GRACE)
 
-    def _interrupt(self, job: _Job) -> None:
+    def _interrupt(self, job: _Job[Any]) -> None:
         with job.lock:
             if job.abandoned:  # a second exception might hit other code
                 return

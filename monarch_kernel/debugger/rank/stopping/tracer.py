@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from types import CodeType, FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from monarch_kernel.debugger.model.stops import (
     Bound,
@@ -35,6 +35,8 @@ from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan
 from monarch_kernel.debugger.source_locations import is_debugger, is_user_frame, outwards
 from monarch_kernel.display.quantities import source_line
 from monarch_kernel.thread_frames import current_frames
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -327,7 +329,7 @@ class StopTracer:
         except TimeoutError as error:
             return Evaluation("", error=str(error))
 
-    def call(self, stop_id: int, frame: int, function: Callable[[FrameType], Any], timeout: float = 5.0) -> Any:
+    def call(self, stop_id: int, frame: int, function: Callable[[FrameType], T], timeout: float = 5.0) -> T:
         """Call `function(frame)` in the stopped thread.
 
         Raises:
