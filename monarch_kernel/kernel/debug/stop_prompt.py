@@ -22,6 +22,8 @@ from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.debug.stop_notices import StopNotices, is_part_of, of_cell, terminal_hint
 
 if TYPE_CHECKING:
+    from IPython.core.interactiveshell import ExecutionInfo
+
     from monarch_kernel.debugger.commands.console import Console
     from monarch_kernel.debugger.controller.hub import MeshDebugger
     from monarch_kernel.debugger.events import RankStop
@@ -291,7 +293,7 @@ class StopPrompt:
 
     # -- which cell runs --------------------------------------------------------------------------
 
-    def _before_cell(self, _info: Any) -> None:
+    def _before_cell(self, _info: ExecutionInfo) -> None:
         if threading.current_thread() is threading.main_thread():  # the cells of subshells run on other threads
             context = contextvars.copy_context()
             self._running = _RunningCell(self._notebook.cell_key, context, self._shell.takes_input)

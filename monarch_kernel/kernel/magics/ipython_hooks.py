@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 from IPython.utils.tokenutil import token_at_cursor
@@ -24,6 +24,9 @@ from monarch_kernel.kernel.output.cell_errors import MeshCellError
 from monarch_kernel.launchers.host_request import job_ids, source_names
 from monarch_kernel.meshes import KeptError
 from monarch_kernel.runtime.actor.errors import ActorError
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
 
 
 def matcher(notebook: Notebook, ranks: Introspection) -> Any:
@@ -60,7 +63,7 @@ class _Nothing(tuple[Any, ...]):
         return 1
 
 
-def inspecting(ip: Any, ranks: Introspection) -> Callable[[], None]:
+def inspecting(ip: InteractiveShell, ranks: Introspection) -> Callable[[], None]:
     """Make the kernel describe names in `%%mesh` cells by the definitions on a rank.
 
     Returns:
@@ -88,7 +91,7 @@ def inspecting(ip: Any, ranks: Introspection) -> Callable[[], None]:
     return undo
 
 
-def debugging(ip: Any) -> Callable[[], None]:
+def debugging(ip: InteractiveShell) -> Callable[[], None]:
     """Make `%debug` open `%mesh pm` after an error of ranks: the frames of the notebook only show the wait.
 
     Returns:

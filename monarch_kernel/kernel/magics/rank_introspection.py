@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from monarch_kernel.kernel.cell import split_header
 from monarch_kernel.kernel.cell_run import CellRun
@@ -16,7 +16,11 @@ from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.rank import name_lookup
 
 if TYPE_CHECKING:
+    from monarch_kernel.kernel.rank.lazy_shell import LazyShell
     from monarch_kernel.kernel.session import ManagedMesh, MeshSession
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 #: The time for ranks to answer (seconds): the first time, when they may have to import IPython, and later.
 FIRST, LATER = 3.0, 1.0
@@ -60,7 +64,7 @@ class Introspection:
         """Return the variables of a rank of the mesh in use."""
         return self._ask("%%mesh", name_lookup.variables) or []
 
-    def _ask(self, first_line: str, function: Callable[..., Any], *args: Any) -> Any:
+    def _ask(self, first_line: str, function: Callable[[LazyShell, *Ts], T], *args: *Ts) -> T | None:
         found = self._addressed(first_line.strip().removeprefix("%%mesh"))
         if found is None:
             return None
