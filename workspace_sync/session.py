@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.display.quantities import text_size
 from monarch_kernel.introspection import ToolHost, each_host
@@ -32,6 +32,10 @@ from workspace_sync.transfer.messages import Collected, Failed, HostState, Remai
 from workspace_sync.transfer.staging_run import StagingRun, Step
 from workspace_sync.transfer.supply import EarlyPipe
 
+if TYPE_CHECKING:
+    from monarch_kernel.actor import HostMesh, ProcMesh
+
+
 #: The longest wait for a workspace that another client syncs (seconds).
 BUSY_WAIT = 5.0
 #: A larger first sync is sent while it is scanned (bytes).
@@ -43,7 +47,7 @@ Folders = Workspace | str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Show = Callable[[SyncProgress], None]
 
 
-def verify(hosts: Any, workspace: Folders = ".", *, progress: Show | None = None) -> SyncReport:
+def verify(hosts: HostMesh | ProcMesh, workspace: Folders = ".", *, progress: Show | None = None) -> SyncReport:
     """Hash all files of the workspace on the hosts; change nothing.
 
     ``problems`` of each host's report lists the damage, which the next sync repairs.
@@ -51,12 +55,14 @@ def verify(hosts: Any, workspace: Folders = ".", *, progress: Show | None = None
     return SyncClient(hosts, workspace_of(workspace), progress).verify()
 
 
-def status(hosts: Any, workspace: Folders = ".") -> list[HostState]:
+def status(hosts: HostMesh | ProcMesh, workspace: Folders = ".") -> list[HostState]:
     """Return the content of a workspace on the hosts, one entry for each host that answers. Read only records."""
     return SyncClient(hosts, workspace_of(workspace), None).status()
 
 
-def forget(hosts: Any, workspace: Folders = ".", *, kept: bool = False, dry_run: bool = False) -> list[Forgotten]:
+def forget(
+    hosts: HostMesh | ProcMesh, workspace: Folders = ".", *, kept: bool = False, dry_run: bool = False
+) -> list[Forgotten]:
     """Remove a workspace from hosts: its trees, their records, and the earlier trees for a rollback.
 
     The content of the trees becomes old content of the store, so that a sync shortly afterwards sends little. Files
@@ -79,7 +85,7 @@ def forget(hosts: Any, workspace: Folders = ".", *, kept: bool = False, dry_run:
     return SyncClient(hosts, workspace_of(workspace), None).forget(kept=kept, dry_run=dry_run)
 
 
-def collect(hosts: Any, *, limit: int | None = None, kept: bool = False) -> list[Collected]:
+def collect(hosts: HostMesh | ProcMesh, *, limit: int | None = None, kept: bool = False) -> list[Collected]:
     """Remove content that no kept tree needs from the stores of hosts, the oldest first.
 
     Args:
@@ -125,7 +131,7 @@ class SyncClient:
 
     def __init__(
         self,
-        hosts: Any,
+        hosts: HostMesh | ProcMesh,
         workspace: Workspace,
         progress: Show | None,
         before_switch: Callable[[], object] = lambda: None,

@@ -10,19 +10,23 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from monarch_kernel.subscriptions import Subscribers
 
 if TYPE_CHECKING:
+    from monarch_kernel.actor import ActorMesh, ProcMesh
     from monarch_kernel.debugger.controller.hang.verdict import Verdict
     from monarch_kernel.debugger.controller.hub import MeshDebugger
+    from monarch_kernel.debugger.controller.registry import MeshOrName
+    from monarch_kernel.debugger.controller.sets import StopSet
 
 #: Notified with the debugger of this process when it has been created, on the thread that created it.
 on_made: Subscribers[[MeshDebugger]] = Subscribers("a callback of debugger.on_made")
 
 #: Notified with a mesh and the verdict on all its ranks whenever one was reached, on the thread that requested it.
-on_verdict: Subscribers[[Any, Verdict]] = Subscribers("a callback of debugger.on_verdict")
+on_verdict: Subscribers[[ProcMesh | ActorMesh[object], Verdict]] = Subscribers("a callback of debugger.on_verdict")
 
 
 def get_debugger() -> MeshDebugger:
@@ -34,10 +38,10 @@ def get_debugger() -> MeshDebugger:
 
 def existing_debugger() -> MeshDebugger | None:
     """Return the debugger of this controller; None if there is none yet."""
-    hub: Any = sys.modules.get("monarch_kernel.debugger.controller.hub")  # without it, there is none
+    hub = sys.modules.get("monarch_kernel.debugger.controller.hub")  # without it, there is none
     return None if hub is None else hub.existing_debugger()
 
 
-def select(mesh: Any = None, ranks: Any = None) -> Any:
+def select(mesh: MeshOrName | None = None, ranks: Iterable[int] | None = None) -> StopSet:
     """Return the stopped ranks of a mesh (None: of all meshes) as a set whose ranks step together (`sets.StopSet`)."""
     return get_debugger().select(mesh, ranks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel import aliases, environment
 from monarch_kernel.debugger.frontend import use_frontend
@@ -27,13 +27,17 @@ from monarch_kernel.watch import current_trace, provide
 from monarch_kernel.widgets.connection import use_services
 from monarch_kernel.widgets.open_views import close_views
 
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+
 _ATTRIBUTE = "_monarch_kernel_extension"
 
 
 class _Extension:
     """The installed parts. Each part pushes its undo function onto a stack."""
 
-    def __init__(self, ip: Any) -> None:
+    def __init__(self, ip: InteractiveShell) -> None:
         self.notebook = notebook = Notebook(ip, session())
         self._undo = undo = ExitStack()
         undo.callback(notebook.close)
@@ -67,9 +71,10 @@ class _Extension:
         use_services(NotebookServices(notebook))
         undo.callback(use_services, None)
         undo.callback(close_views)
-        if getattr(getattr(ip, "kernel", None), "comm_manager", None) is not None:  # a terminal has none
-            undo.callback(CommTarget(ip.kernel).close)
-            comms = RankComms(ip.kernel, notebook.session, notebook.parent_of)
+        kernel = getattr(ip, "kernel", None)
+        if getattr(kernel, "comm_manager", None) is not None:  # a terminal has none
+            undo.callback(CommTarget(kernel).close)
+            comms = RankComms(kernel, notebook.session, notebook.parent_of)
             undo.callback(comms.close)
             undo.callback(subscribe(comms.on_event))
 
@@ -88,13 +93,13 @@ class _Extension:
         self._undo.close()
 
 
-def load(ip: Any) -> None:
+def load(ip: InteractiveShell) -> None:
     """Install the magics, their completion and the routing of output. A second call does nothing."""
     if getattr(ip, _ATTRIBUTE, None) is None:
         setattr(ip, _ATTRIBUTE, _Extension(ip))
 
 
-def kernel_ends(ip: Any) -> None:
+def kernel_ends(ip: InteractiveShell) -> None:
     """Shut down the extension as the kernel ends: stop background work, and write the trace that is on.
 
     Cells that still run on ranks are marked as abandoned.
@@ -108,7 +113,7 @@ def kernel_ends(ip: Any) -> None:
         running.stop()
 
 
-def unload(ip: Any) -> None:
+def unload(ip: InteractiveShell) -> None:
     """Undo `load`."""
     extension: _Extension | None = getattr(ip, _ATTRIBUTE, None)
     if extension is not None:
@@ -134,7 +139,7 @@ def _stop_notifying() -> None:
         get_relay().notify = None
 
 
-def _unregister_magics(ip: Any) -> None:
+def _unregister_magics(ip: InteractiveShell) -> None:
     for kind in ("line", "cell"):
         ip.magics_manager.magics[kind].pop("mesh", None)
 

@@ -54,6 +54,8 @@ from monarch_kernel.workers import placement_of
 from workspace_sync.receipt import names
 
 if TYPE_CHECKING:
+    from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult
+
     from workspace_sync.environment.kinds import Installed
 
 
@@ -405,7 +407,7 @@ class Notebook:
         self._publishers: OrderedDict[str, Publisher] = OrderedDict()
         self._numbers: dict[str, int] = {}  # the number of each of these cells, as in In[...]
         #: Hosts of jobs whose walltime ends soon.
-        self.walltimes = WalltimeNotices(self)
+        self.walltimes = WalltimeNotices(session, self.show_below)
         #: The source of facts about this notebook for watches.
         self.watched = NotebookFacts(session, self._numbers, self.walltimes)
         self._latest = ""  # the key of the cell that began last
@@ -431,7 +433,7 @@ class Notebook:
 
     # -- events of the shell -------------------------------------------------------------------
 
-    def before_cell(self, info: Any) -> None:
+    def before_cell(self, info: ExecutionInfo) -> None:
         """The callback for IPython's `pre_run_cell`."""
         self.is_busy = True
         if runs_hidden(self.shell):
@@ -457,7 +459,7 @@ class Notebook:
             self._environment.before(self._running.raw)
             self._calls.begin(self.cell_key)
 
-    def after_cell(self, result: Any) -> None:
+    def after_cell(self, result: ExecutionResult) -> None:
         """The callback for IPython's `post_run_cell`: show what actors printed during an ordinary cell."""
         self.is_busy = False
         error = getattr(result, "error_before_exec", None) or getattr(result, "error_in_exec", None)

@@ -25,6 +25,8 @@ from monarch_kernel.workers import placement_of
 from workspace_sync.receipt import forgotten_table, kept_text, names, progress_line
 
 if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
     from monarch_kernel.kernel.notebook import Notebook
     from workspace_sync.model.sync_report import SyncProgress, SyncReport
     from workspace_sync.model.workspace import Links, Workspace
@@ -146,7 +148,7 @@ class SyncEventLine:
             output.show_text("stderr", f"{said}\n")
 
 
-def autoreload_selection(shell: Any) -> ModuleSelection | None:
+def autoreload_selection(shell: InteractiveShell) -> ModuleSelection | None:
     """Return the mode of `%autoreload` in this kernel, for ranks; None if that extension is not loaded."""
     from workspace_sync.reload import selection_of
 

@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -36,6 +36,8 @@ from monarch_kernel.launchers.base import (
 )
 from monarch_kernel.launchers.engine_job import EngineJob
 from monarch_kernel.launchers.scripts import Script, one_word, script
+
+T = TypeVar("T")
 
 # Send requests to the Lightning platform, with the client that its SDK generates from the platform's API description.
 #
@@ -261,7 +263,7 @@ class LightningCloud:
 
     # -- asking ---------------------------------------------------------------------------------------
 
-    def _found(self, question: Callable[[], Any]) -> Any:
+    def _found(self, question: Callable[[], T]) -> T | None:
         try:
             return self._ask(question)
         except self._failed as e:
@@ -269,7 +271,7 @@ class LightningCloud:
                 return None
             raise ConnectionError(f"Lightning did not answer: {_said(e)}") from e
 
-    def _ask(self, question: Callable[[], Any], again: bool = True) -> Any:
+    def _ask(self, question: Callable[[], T], again: bool = True) -> T:
         """Send a request, and repeat it while the platform cannot be reached, unless ``again`` is false."""
         end = time.monotonic() + self._patience
         pause = _FIRST_PAUSE

@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.output import calling_origin
@@ -18,6 +18,10 @@ from monarch_kernel.pool.pool import Pool, TaskFuture, pool_of
 from monarch_kernel.pool.pool_executor import ItemFailure
 from monarch_kernel.runtime.actor.errors import RankFailure, build_actor_error
 from monarch_kernel.subscriptions import Subscribers, Subscription
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
 
 #: How often a waiting thread reports progress (seconds).
 TICK = 0.2
@@ -239,7 +243,9 @@ class _Guard:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _traceback: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
         if kind is not None and not issubclass(kind, StopIteration):
             mapping = self._mapping
             mapping.cancel()

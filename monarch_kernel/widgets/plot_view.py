@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.actor import ActorMesh, ProcMesh
 from monarch_kernel.display import runs_hidden, tables
@@ -20,6 +20,10 @@ from monarch_kernel.meshes import format_ranks, name_ranks
 from monarch_kernel.subscriptions import Subscribers
 from monarch_kernel.widgets.open_views import live_view, shell, view_bundle
 from monarch_kernel.widgets.plotting import PlotHistory, Points, Sampler, chosen, key_of
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import ExecutionResult
+
 
 #: The interval at which a chart is redrawn in a front end without live views (seconds).
 REDRAWN = 1.0
@@ -117,7 +121,7 @@ class Plot:
     def _before_cell(self, _info: Any) -> None:
         self._running = not runs_hidden(self._shell)
 
-    def _after_cell(self, _result: Any) -> None:
+    def _after_cell(self, _result: ExecutionResult) -> None:
         """Handle the end of a cell: draw its changes. The last numbers are the final ones of the cell."""
         if runs_hidden(self._shell):
             return

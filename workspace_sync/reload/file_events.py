@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import watchfiles
@@ -18,6 +18,10 @@ from workspace_sync.reload.live import LiveReport, sync_live
 from workspace_sync.reload.refresh_report import EVERY, ModuleSelection
 from workspace_sync.scanning.rules import Rules, rules_around, rules_within
 from workspace_sync.session import Folders, workspace_of
+
+if TYPE_CHECKING:
+    from monarch_kernel.actor import HostMesh, ProcMesh
+
 
 log = logging.getLogger(__name__)
 
@@ -211,7 +215,7 @@ class Ignored:
 
 
 def watch(
-    hosts: Any,
+    hosts: HostMesh | ProcMesh,
     workspace: Folders,
     *,
     on_event: Callable[[SyncEvent], object],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import msgspec
@@ -18,6 +18,10 @@ from workspace_sync.receipt import sync_line
 from workspace_sync.reload.client import How, When, ask_all, folders_of, refresh, stale_in
 from workspace_sync.reload.refresh_report import EVERY, FAILED, KEPT, RELOADED, ModuleSelection, Refreshed
 from workspace_sync.session import Folders, Show, SyncClient, workspace_of
+
+if TYPE_CHECKING:
+    from monarch_kernel.actor import HostMesh
+
 
 Pairs = list[tuple[str, str]]
 #: Meshes whose receipts have mentioned that they run outside the tree. This is mentioned once, and at each rollback.
@@ -70,7 +74,7 @@ class LiveReport(msgspec.Struct):
 
 
 def sync(
-    hosts: Any,
+    hosts: HostMesh | ProcMesh,
     workspace: Folders = ".",
     *,
     env: CondaEnvironment | None = None,
@@ -107,7 +111,12 @@ def sync(
 
 
 def rollback(
-    hosts: Any, workspace: Folders = ".", *, steps: int = 1, tree: str = "", progress: Show | None = None
+    hosts: HostMesh | ProcMesh,
+    workspace: Folders = ".",
+    *,
+    steps: int = 1,
+    tree: str = "",
+    progress: Show | None = None,
 ) -> SyncReport:
     """Go back to an earlier tree, which the hosts still have. The client's folders are not read.
 
@@ -123,7 +132,7 @@ def rollback(
 
 
 def sync_live(
-    hosts: Any,
+    hosts: HostMesh | ProcMesh,
     workspace: Workspace,
     *,
     how: How | None = "reload",
@@ -168,7 +177,7 @@ def sync_live(
     return live
 
 
-def _announce(hosts: Any, report: SyncReport) -> None:
+def _announce(hosts: HostMesh | ProcMesh, report: SyncReport) -> None:
     """Notify views of the current trees of hosts."""
     switched = {host.host: (host.digest, host.environment) for host in report.hosts if host.switched}
     trees.update((host.key, switched[host.name]) for host in each_host(hosts) if host.name in switched)
@@ -177,7 +186,7 @@ def _announce(hosts: Any, report: SyncReport) -> None:
 
 def _follow(
     live: LiveReport,
-    hosts: Any,
+    hosts: HostMesh | ProcMesh,
     workspace: Workspace,
     how: How | None,
     selection: ModuleSelection,
@@ -232,7 +241,7 @@ def _outside(met: Refreshed, report: SyncReport) -> list[str]:
     ]
 
 
-def meshes_on(hosts: Any) -> list[ProcMesh]:
+def meshes_on(hosts: HostMesh | ProcMesh) -> list[ProcMesh]:
     """Return the proc meshes of this process that have ranks on some of these hosts."""
     keys = {host.key for host in each_host(hosts)}
     found: list[ProcMesh] = []

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.actor import Actor, endpoint
 from monarch_kernel.introspection import ToolHost, spawn_tool
@@ -35,6 +35,10 @@ from workspace_sync.transfer.messages import (
     Switched,
     encode_missing,
 )
+
+if TYPE_CHECKING:
+    from monarch_kernel.actor import Port
+
 
 log = logging.getLogger(__name__)
 
@@ -601,7 +605,7 @@ class SyncAgent(Actor):
         self._threads = 0
 
     @endpoint(explicit_response_port=True)
-    def work(self, port: Any, name: str, *args: Any) -> None:
+    def work(self, port: Port[object], name: str, *args: Any) -> None:
         """Answer a request, which is a call of a method of ``HostWork``; "ping" is only answered."""
         if name in ("fetch", "begin_early", "stage", "rollback"):
             self._work.open_job(args[0])
@@ -616,13 +620,13 @@ class SyncAgent(Actor):
         else:
             self._run(port, getattr(self._work, name), *args)
 
-    def _pass(self, port: Any, work: Callable[..., Any], *args: Any) -> None:
+    def _pass(self, port: Port[object], work: Callable[..., Any], *args: Any) -> None:
         self._queue.put((port, work, args))
         if self._threads < FETCHERS:
             self._threads += 1
             threading.Thread(target=_serve, args=(self._queue,), name="sync blocks", daemon=True).start()
 
-    def _run(self, port: Any, work: Callable[..., Any], *args: Any) -> None:
+    def _run(self, port: Port[object], work: Callable[..., Any], *args: Any) -> None:
         threading.Thread(target=_answer, args=(port, work, args), name=f"sync {work.__name__}", daemon=True).start()
 
 
@@ -631,7 +635,7 @@ def _serve(tasks: queue.SimpleQueue[_Task]) -> None:
         _answer(*tasks.get())
 
 
-def _answer(port: Any, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _answer(port: Port[object], work: Callable[..., Any], args: tuple[Any, ...]) -> None:
     try:
         answer = work(*args)
     except SourceError as e:

@@ -128,6 +128,10 @@ def extend(debugger: MeshDebugger, mesh: Any, seconds: float) -> str:
     return said + limit + (f"; refused: {'; '.join(refused)}" if refused else "")
 
 
+if TYPE_CHECKING:
+    from monarch_kernel.debugger.controller.registry import MeshOrName
+
+
 log = logging.getLogger(__name__)
 
 #: How long ranks may take to arm breakpoints (seconds). The call does not wait for slower ranks.
@@ -245,7 +249,7 @@ class Breakpoints:
 
     # -- setting and clearing ----------------------------------------------------------------------
 
-    def add(self, spec: Breakpoint, mesh: Any, ranks: Iterable[int] | None, owner: str) -> MeshBreakpoint:
+    def add(self, spec: Breakpoint, mesh: MeshOrName | None, ranks: Iterable[int] | None, owner: str) -> MeshBreakpoint:
         """Set a breakpoint, and assign its id; see `hub.MeshDebugger.break_at`."""
         watched = None if mesh is None else self._registry.find(mesh)
         chosen = None if ranks is None else tuple(sorted(set(ranks)))

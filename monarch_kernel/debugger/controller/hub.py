@@ -10,13 +10,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger import on_made
 from monarch_kernel.debugger.controller.breakpoints import Breakpoints, Countdown, check, countdown
 from monarch_kernel.debugger.controller.query import Answers, ask_agents
-from monarch_kernel.debugger.controller.registry import DebuggedMesh, StopRegistry
+from monarch_kernel.debugger.controller.registry import DebuggedMesh, MeshOrName, StopRegistry
 from monarch_kernel.debugger.controller.sets import StopSet
 from monarch_kernel.debugger.controller.viewers import DriverError, Viewer, Viewers
 from monarch_kernel.debugger.events import Event, Key, MeshBreakpoint, RankErrorRecord, RankStop
@@ -25,6 +25,10 @@ from monarch_kernel.debugger.rank import rank_debugger
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import on_sources_changed
 from monarch_kernel.subscriptions import Subscription
+
+if TYPE_CHECKING:
+    from monarch_kernel.actor import ActorMesh
+
 
 HOWS = ("continue", "next", "step", "out", "until")
 #: How long ranks may take for requests that are immediate (seconds). The debugger does not wait for slower ranks.
@@ -63,7 +67,7 @@ class MeshDebugger:
 
     # -- meshes ----------------------------------------------------------------------------------
 
-    def watch(self, mesh: Any) -> str:
+    def watch(self, mesh: ProcMesh | ActorMesh[object]) -> str:
         """Spawn agents on a mesh if it has none, without waiting for them. Return the mesh's name for viewers."""
         return self.registry.watch(mesh).name
 
@@ -82,7 +86,7 @@ class MeshDebugger:
         file: str,
         line: int,
         *,
-        mesh: Any = None,
+        mesh: MeshOrName | None = None,
         ranks: Iterable[int] | None = None,
         condition: str = "",
         hits: int = 0,
@@ -111,7 +115,7 @@ class MeshDebugger:
         return self.breakpoint_table.add(spec, mesh, ranks, owner)
 
     def break_on_error(
-        self, error: str = "*", *, mesh: Any = None, ranks: Iterable[int] | None = None, owner: str = ""
+        self, error: str = "*", *, mesh: MeshOrName | None = None, ranks: Iterable[int] | None = None, owner: str = ""
     ) -> MeshBreakpoint:
         """Stop ranks where an endpoint or a cell ends with an exception.
 
@@ -144,7 +148,7 @@ class MeshDebugger:
 
     # -- stops -----------------------------------------------------------------------------------
 
-    def stops(self, mesh: Any = None) -> list[RankStop]:
+    def stops(self, mesh: MeshOrName | None = None) -> list[RankStop]:
         """Return all stops, of one mesh or of all, sorted by mesh and rank."""
         return self.registry.stops(mesh)
 
@@ -164,13 +168,17 @@ class MeshDebugger:
         """Return the first timeout of the collectives in which other ranks wait for these stops. Takes up to 0.5 s."""
         return countdown(self, list(stops))
 
-    def pause(self, mesh: Any = None, ranks: Iterable[int] | None = None, viewer: Viewer | None = None) -> None:
+    def pause(
+        self, mesh: MeshOrName | None = None, ranks: Iterable[int] | None = None, viewer: Viewer | None = None
+    ) -> None:
         """Stop ranks at their next line of user code."""
         self.viewers.check(viewer)
         self._control(mesh)
         self._quickly(mesh, ranks, rank_debugger.pause)
 
-    def cancel_pause(self, mesh: Any = None, ranks: Iterable[int] | None = None, viewer: Viewer | None = None) -> None:
+    def cancel_pause(
+        self, mesh: MeshOrName | None = None, ranks: Iterable[int] | None = None, viewer: Viewer | None = None
+    ) -> None:
         """Let those of these ranks continue that `pause` has not stopped yet."""
         self.viewers.check(viewer)
         self._quickly(mesh, ranks, rank_debugger.cancel_pause)
@@ -264,7 +272,7 @@ class MeshDebugger:
         why = answers.dead.get(at.rank) or f"no answer within {QUICK:g} s"
         raise LookupError(f"rank {at.rank} of mesh {watched.name}: {why}")
 
-    def errors(self, mesh: Any = None, ranks: Iterable[int] | None = None) -> list[RankErrorRecord]:
+    def errors(self, mesh: MeshOrName | None = None, ranks: Iterable[int] | None = None) -> list[RankErrorRecord]:
         """Return the errors of cells and endpoints whose frames ranks keep, the last one first."""
         found = [
             RankErrorRecord(watched.name, rank, error)
@@ -274,7 +282,9 @@ class MeshDebugger:
         ]
         return sorted(found, key=lambda each: each.error.age)
 
-    def post_mortem(self, mesh: Any = None, ranks: Iterable[int] | None = None, key: str = "") -> list[RankStop]:
+    def post_mortem(
+        self, mesh: MeshOrName | None = None, ranks: Iterable[int] | None = None, key: str = ""
+    ) -> list[RankStop]:
         """Open the frames that ranks keep of one failed cell or endpoint; each is a stop, which "continue" closes.
 
         Such a stop has no thread, and blocks nothing.
@@ -298,7 +308,7 @@ class MeshDebugger:
                     found.append(self.stop_of((watched.name, rank, stop.id)))
         return sorted(found, key=lambda at: at.key)
 
-    def _control(self, mesh: Any) -> None:
+    def _control(self, mesh: MeshOrName | None) -> None:
         """Raise DriverError if another viewer controls a mesh that is a joined job; None: all meshes."""
         meshes = tool_runtime().list_proc_meshes() if mesh is None else [self.registry.find(mesh).whole.procs]
         others = [tool_runtime().driver_of(each) for each in meshes]
@@ -311,7 +321,7 @@ class MeshDebugger:
     # -- requests ----------------------------------------------------------------------------------
 
     def _quickly(
-        self, mesh: Any, ranks: Iterable[int] | None, function: Callable[[], Any], timeout: float = QUICK
+        self, mesh: MeshOrName | None, ranks: Iterable[int] | None, function: Callable[[], Any], timeout: float = QUICK
     ) -> list[tuple[DebuggedMesh, Answers]]:
         if mesh is None:
             self.registry.watch_all()
@@ -357,7 +367,7 @@ class MeshDebugger:
         return self.viewers.open(name)
 
     def select(
-        self, mesh: Any = None, ranks: Iterable[int] | None = None, keys: Iterable[Key] | None = None
+        self, mesh: MeshOrName | None = None, ranks: Iterable[int] | None = None, keys: Iterable[Key] | None = None
     ) -> StopSet:
         """Return stopped ranks as a set whose ranks step together (`sets.StopSet`)."""
         wanted = None if keys is None else set(keys)

@@ -8,6 +8,7 @@ from monarch_kernel.actor import Actor, endpoint
 from monarch_kernel.engines import tool_runtime
 
 if TYPE_CHECKING:
+    from monarch_kernel.actor import ActorMesh, Port, ProcMesh
     from monarch_kernel.debugger.controller.hub import MeshDebugger
     from monarch_kernel.debugger.model.stops import Stop
 
@@ -27,7 +28,7 @@ class DebugHub(Actor):
         self._held: list[Any] = []
 
     @endpoint
-    def hello(self, procs: Any) -> None:
+    def hello(self, procs: ProcMesh) -> None:
         """Handle that a rank without an agent has reached a `breakpoint()`."""
         _debugger().watch(procs)
 
@@ -52,7 +53,7 @@ class DebugHub(Actor):
         _debugger().registry.on_meshes_changed()
 
     @endpoint(explicit_response_port=True)
-    def vote(self, port: Any, uid: str, rank: int, number: int, hit: int, value: str) -> None:
+    def vote(self, port: Port[object], uid: str, rank: int, number: int, hit: int, value: str) -> None:
         """Record the vote of a rank at a breakpoint on which ranks vote. The decision is sent as the reply."""
         self._ports[uid, number, hit, rank] = port
         self._answer(uid, number, hit, _debugger().breakpoint_table.on_vote(uid, rank, number, hit, value))
@@ -69,7 +70,7 @@ class DebugHub(Actor):
                 port.send(stops)
 
     @endpoint(explicit_response_port=True)
-    def hold(self, port: Any) -> None:
+    def hold(self, port: Port[object]) -> None:
         """Keep the call open: it fails when this process ends, which notifies a stopped rank."""
         self._held.append(port)
 
@@ -90,7 +91,7 @@ def _debugger() -> MeshDebugger:
     return get_debugger()
 
 
-def hub_actor(mesh: Any = None) -> Any:
+def hub_actor(mesh: ProcMesh | None = None) -> ActorMesh[DebugHub]:
     """Return the hub actor of the job's controller, from any process of the job.
 
     Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
@@ -19,6 +19,10 @@ from monarch_kernel.debugger.events import RankStop
 from monarch_kernel.introspection import Whole, whole_of
 from monarch_kernel.protocol.faults import Fault
 from monarch_kernel.runtime.actor.errors import ActorError
+
+if TYPE_CHECKING:
+    from monarch_kernel.actor import ActorMesh, ProcMesh
+    from monarch_kernel.debugger.rank.rank_debugger import DebugAgent
 
 
 @dataclass(slots=True)
@@ -44,7 +48,7 @@ class Answers:
 
 
 def ask(
-    mesh: Any,
+    mesh: ProcMesh | ActorMesh[object],
     function: Callable[..., Any],
     *args: Any,
     ranks: Iterable[int] | None = None,
@@ -70,7 +74,7 @@ def ask(
 
 
 def ask_agents(
-    agents: Any,
+    agents: ActorMesh[DebugAgent],
     whole: Whole,
     function: Callable[..., Any],
     *args: Any,
@@ -136,7 +140,9 @@ def chosen_ranks(ranks: Iterable[int] | None, size: int) -> list[int]:
     return chosen
 
 
-def _parts(agents: Any, size: int, ranks: Sequence[int]) -> list[tuple[Any, Sequence[int]]]:
+def _parts(
+    agents: ActorMesh[DebugAgent], size: int, ranks: Sequence[int]
+) -> list[tuple[ActorMesh[DebugAgent], Sequence[int]]]:
     """Return the agents of these ranks (sorted) as slices, each with its ranks."""
     if not ranks:
         return []

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from monarch_kernel.debugger.controller.hub_actor import hub_actor
 from monarch_kernel.debugger.events import (
@@ -28,9 +28,14 @@ from monarch_kernel.meshes import on_change
 from monarch_kernel.subscriptions import Subscribers, Subscription
 
 if TYPE_CHECKING:
+    from monarch_kernel.actor import ActorMesh, ProcMesh
     from monarch_kernel.debugger.controller.breakpoints import Breakpoints
+    from monarch_kernel.debugger.controller.hub_actor import DebugHub
 
 log = logging.getLogger(__name__)
+
+#: A mesh of procs or actors, or the name of a proc mesh.
+MeshOrName: TypeAlias = "ProcMesh | ActorMesh[object] | str"
 
 #: How many finished stops of each rank are remembered.
 MEMORY = 64
@@ -50,7 +55,7 @@ class DebuggedMesh:
 
     whole: Whole
     name: str
-    agents: Any
+    agents: ActorMesh[DebugAgent]
     stops: dict[tuple[int, int], RankStop] = field(default_factory=dict[tuple[int, int], RankStop])
     over: dict[int, deque[int]] = field(default_factory=dict[int, "deque[int]"])
     dead: set[int] = field(default_factory=set[int])
@@ -70,12 +75,12 @@ class StopRegistry:
         self._changed = threading.Condition(self.lock)
         self._watched: dict[str, DebuggedMesh] = {}
         self._subscribers: Subscribers[[Event]] = Subscribers("a viewer of the debugger")
-        self._hub: Any = None
+        self._hub: ActorMesh[DebugHub] | None = None
         self._unsubscribe: Callable[[], None] | None = None
 
     # -- meshes ----------------------------------------------------------------------------------
 
-    def actor(self) -> Any:
+    def actor(self) -> ActorMesh[DebugHub]:
         """Return the hub actor, which receives the stops of ranks. The first call spawns it."""
         if self._hub is None:
             hub = hub_actor()
@@ -94,7 +99,7 @@ class StopRegistry:
             self._watched.clear()
         self.tell()
 
-    def watch(self, mesh: Any) -> DebuggedMesh:
+    def watch(self, mesh: ProcMesh | ActorMesh[object]) -> DebuggedMesh:
         """Spawn agents on a mesh if it has none, without waiting for them."""
         return self.watch_whole(whole_of(mesh))
 
@@ -144,13 +149,13 @@ class StopRegistry:
         known = ", ".join(procs.name for procs in tool_runtime().list_proc_meshes()) or "none"
         raise ValueError(f"there is no mesh {name!r}; there are {known}")
 
-    def find(self, mesh: Any) -> DebuggedMesh:
+    def find(self, mesh: MeshOrName) -> DebuggedMesh:
         """Watch a mesh that is passed itself or by name. Raises ValueError if there is no mesh of that name."""
         return self.named(mesh) if isinstance(mesh, str) else self.watch(mesh)
 
     # -- stops -----------------------------------------------------------------------------------
 
-    def stops(self, mesh: Any = None) -> list[RankStop]:
+    def stops(self, mesh: MeshOrName | None = None) -> list[RankStop]:
         """Return all stops, of one mesh or of all, sorted by mesh and rank."""
         name = None if mesh is None else self.find(mesh).name
         with self.lock:

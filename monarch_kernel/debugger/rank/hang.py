@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.debugger.events import shown_frame
 from monarch_kernel.debugger.model.evidence import (
@@ -51,6 +51,10 @@ from monarch_kernel.introspection import (
     said_first,
 )
 from monarch_kernel.thread_frames import current_frames
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
 
 # Read PyTorch's Flight Recorder in a rank: the latest collectives of every process group, and which have ended.
 #
@@ -370,7 +374,7 @@ def _failure(history: dict[str, tuple[Operation, ...]]) -> UserException | None:
 # -- torch.distributed ------------------------------------------------------------------------------
 
 
-def process_groups(c10d: Any) -> tuple[dict[str, ProcessGroup], dict[str, int], int, str]:
+def process_groups(c10d: ModuleType) -> tuple[dict[str, ProcessGroup], dict[str, int], int, str]:
     """Return the process groups, the operation count of each, the rank of this process, and the id of its world."""
     groups: dict[str, ProcessGroup] = {}
     numbers: dict[str, int] = {}
@@ -425,7 +429,7 @@ class _Reader:
 
     def __init__(
         self,
-        c10d: Any,
+        c10d: Any,  # the module; None without torch.distributed
         groups: dict[str, ProcessGroup],
         numbers: dict[str, int],
         history: dict[str, tuple[Operation, ...]],

@@ -25,6 +25,8 @@ from monarch_kernel.subscriptions import Subscription
 from monarch_kernel.workers import client_path
 
 if TYPE_CHECKING:
+    from monarch_kernel.actor import ActorMesh, Port
+    from monarch_kernel.debugger.controller.hub_actor import DebugHub
     from monarch_kernel.debugger.model.stops import (
         Bound,
         Breakpoint,
@@ -55,7 +57,7 @@ class RankDebugger:
         self.uid = ""
         self.mesh = ""
         self.point = Point(0, Extent((), ()))
-        self.hub: Any = None
+        self.hub: ActorMesh[DebugHub] | None = None
         self._engine: StopTracer | None = None
         self._lock = threading.Lock()
         self._held: Any = None
@@ -94,7 +96,7 @@ class RankDebugger:
 
     # -- the hub ---------------------------------------------------------------------------------
 
-    def attach(self, hub: Any, uid: str, mesh: str, point: Point) -> None:
+    def attach(self, hub: ActorMesh[DebugHub], uid: str, mesh: str, point: Point) -> None:
         """Send stops to that hub from now on, beginning with the existing ones, if its viewer has control."""
         here = tool_runtime()
         if here.OF_PROGRAM:
@@ -108,7 +110,7 @@ class RankDebugger:
         else:
             self._attach(hub, uid, mesh, point)
 
-    def _attach(self, hub: Any, uid: str, mesh: str, point: Point) -> None:
+    def _attach(self, hub: ActorMesh[DebugHub], uid: str, mesh: str, point: Point) -> None:
         self.uid, self.mesh, self.point = uid, mesh, point
         self.hub = hub
         engine = self._engine
@@ -190,7 +192,7 @@ class RankDebugger:
         if tool_runtime().OF_PROGRAM:
             return  # there, the viewer in control must continuously prove that it is alive
         with self._lock:
-            if self._held is None or self._held.done():
+            if self.hub is not None and (self._held is None or self._held.done()):
                 self._held = self.hub.hold.call_one()
                 self._held.add_done_callback(lambda _future: self._orphaned())
 
@@ -247,7 +249,7 @@ class RankDebugger:
 _rank = RankDebugger()
 
 
-def attach(hub: Any, uid: str, mesh: str, point: Point) -> None:
+def attach(hub: ActorMesh[DebugHub], uid: str, mesh: str, point: Point) -> None:
     """Attach the hub; the agent calls this when it begins."""
     _rank.attach(hub, uid, mesh, point)
 
@@ -484,17 +486,17 @@ class DebugAgent(Actor):
     __tool__ = True
     __background__ = True
 
-    def __init__(self, hub: Any, uid: str, mesh: str) -> None:
+    def __init__(self, hub: ActorMesh[DebugHub], uid: str, mesh: str) -> None:
         self._point = tool_runtime().actor_here().rank
         self._uid = uid
         attach(hub, uid, mesh, self._point)
 
     @endpoint(explicit_response_port=True)
-    def run(self, port: Any, request: bytes) -> None:
+    def run(self, port: Port[object], request: bytes) -> None:
         """Call the pickled ``(function, args)``; return this rank and the function's result."""
         threading.Thread(target=self._run, args=(port, request), name="monarch-debugger", daemon=True).start()
 
-    def _run(self, port: Any, request: bytes) -> None:
+    def _run(self, port: Port[object], request: bytes) -> None:
         try:
             function, args = cloudpickle.loads(request)
             port.send((self._point.rank, serve(self._uid, function, args)))

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import zmq
 from ipykernel.debugger import Debugger, DebugpyClient
@@ -30,6 +30,9 @@ from monarch_kernel.kernel.rank.sent_values import fallback_bundle
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.dap import RankSession
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 # Handle `%mesh focus` where no cell can run it: while a cell is stopped, and in a debugger's console.
@@ -311,7 +314,7 @@ class MonarchDebugger(Debugger):
         except TimeoutError:
             return _refusal(message, f"no answer within {DEADLINE:.0f} s")
 
-    async def _on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+    async def _on_thread(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         loop = asyncio.get_running_loop()
         return await asyncio.wait_for(loop.run_in_executor(self._threads, function, *args), DEADLINE)
 

@@ -24,6 +24,8 @@ from monarch_kernel.introspection import call_in_wait
 from monarch_kernel.kernel.debug.stop_notices import StopNotices, is_part_of, of_cell, terminal_hint
 
 if TYPE_CHECKING:
+    from IPython.core.interactiveshell import ExecutionInfo
+
     from monarch_kernel.debugger.commands.console import Console
     from monarch_kernel.debugger.controller.hub import MeshDebugger
     from monarch_kernel.debugger.events import RankStop
@@ -293,7 +295,7 @@ class StopPrompt:
 
     # -- which cell runs --------------------------------------------------------------------------
 
-    def _before_cell(self, _info: Any) -> None:
+    def _before_cell(self, _info: ExecutionInfo) -> None:
         on_main = threading.current_thread() is threading.main_thread()  # the cells of subshells run on other threads
         if on_main and not runs_hidden(self._notebook.shell):
             context = contextvars.copy_context()

@@ -32,6 +32,8 @@ from monarch_kernel.meshes import KeptError
 from monarch_kernel.runtime.actor.errors import ActorError
 
 if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
     from monarch_kernel.kernel.session import ManagedMesh, MeshSession
 
 # Completion and inspection in `%%mesh` cells, with the names of a rank instead of those of the notebook.
@@ -312,7 +314,7 @@ class _Nothing(tuple[Any, ...]):
         return 1
 
 
-def inspecting(ip: Any, ranks: Introspection) -> Callable[[], None]:
+def inspecting(ip: InteractiveShell, ranks: Introspection) -> Callable[[], None]:
     """Make the kernel describe names in `%%mesh` cells by the definitions on a rank.
 
     Returns:
@@ -340,7 +342,7 @@ def inspecting(ip: Any, ranks: Introspection) -> Callable[[], None]:
     return undo
 
 
-def debugging(ip: Any) -> Callable[[], None]:
+def debugging(ip: InteractiveShell) -> Callable[[], None]:
     """Make `%debug` open `%mesh pm` after an error of ranks: the frames of the notebook only show the wait.
 
     Returns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from IPython.core.magic_arguments import argument, magic_arguments
 
@@ -45,10 +45,15 @@ from monarch_kernel.watch.status_table import live_tables, show_live, tables_tex
 from monarch_kernel.widgets.connection import was_viewed
 
 if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from monarch_kernel.actor import Future
     from monarch_kernel.debugger.controller.hang.verdict import Verdict
     from monarch_kernel.debugger.controller.stacks import Stacks
     from monarch_kernel.debugger.controller.stragglers import StragglerReport
     from monarch_kernel.debugger.outside.outside_report import Look
+
+T = TypeVar("T")
 
 #: The time for ranks to answer before they are left out (seconds).
 ASK_TIMEOUT = 2.0
@@ -325,14 +330,14 @@ def _called(mesh: ProcMesh) -> dict[int, str]:
     return {rank: waiting[ref.id] for rank, ref in enumerate(procs) if ref.id in waiting}
 
 
-def _ask(future: Any) -> Any:
+def _ask(future: Future[T]) -> T | None:
     try:
         return future.get(ASK_TIMEOUT)
     except (TimeoutError, SupervisionError):
         return None
 
 
-def show_status(shell: Any, mesh: ProcMesh, ranks: Collection[int], seconds: float | None) -> None:
+def show_status(shell: InteractiveShell, mesh: ProcMesh, ranks: Collection[int], seconds: float | None) -> None:
     """Show the table of a mesh in the running cell until an interrupt, the end of the mesh, or a time limit.
 
     Args:

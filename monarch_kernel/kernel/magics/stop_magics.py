@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import argument, magic_arguments
@@ -27,6 +28,9 @@ from monarch_kernel.kernel.notebook import Notebook
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.commands.console import Console
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 #: Printed instead of opening a prompt.
 _NOT_HELD = "Other cells are already waiting, so no prompt opens here; {line} in another cell opens it."
@@ -171,7 +175,7 @@ class StopMagics(Subcommands):
         return self._console
 
 
-def _refused(function: Any, *args: Any) -> Any:
+def _refused(function: Callable[[*Ts], T], *args: *Ts) -> T:
     try:
         return function(*args)
     except (CommandError, DriverError) as error:

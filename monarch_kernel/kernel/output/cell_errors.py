@@ -27,10 +27,10 @@ from monarch_kernel.runtime.actor.errors import ActorError, SupervisionError
 from monarch_kernel.subscriptions import Subscribers, Subscription
 
 if TYPE_CHECKING:
-    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
     from monarch_kernel.actor import MeshFailure
-    from monarch_kernel.kernel.notebook import Notebook
+    from monarch_kernel.kernel.session import MeshSession
 
 
 # Format a rank's exception in IPython's style for local ones: coloured frames with their source, then the message.
@@ -125,7 +125,7 @@ _changed: set[type[BaseException]] = set()
 _shell: Any = None
 
 
-def install(ip: Any) -> None:
+def install(ip: InteractiveShell) -> None:
     """Show these errors in the shell's own traceback style, without the frames of the runtime."""
     global _shell
     _shell = ip
@@ -391,10 +391,10 @@ class FaultNotices:
         """The fault hook; called on any thread."""
         self._waiting.append(failure)
 
-    def _before_cell(self, info: Any) -> None:
+    def _before_cell(self, info: ExecutionInfo) -> None:
         self._show()
 
-    def _after_cell(self, result: Any) -> None:
+    def _after_cell(self, result: ExecutionResult | None) -> None:
         error = None if result is None else result.error_in_exec
         for part in _chain(error):
             if isinstance(part, MeshCellError):
@@ -464,11 +464,13 @@ class WalltimeNotices:
     reported by `near`.
 
     Args:
-        notebook: the notebook that shows the notices.
+        session: the meshes of the notebook.
+        show_below: shows a MIME bundle below the running cell, and returns whether a cell can show it.
     """
 
-    def __init__(self, notebook: Notebook) -> None:
-        self._notebook = notebook
+    def __init__(self, session: MeshSession, show_below: Callable[[dict[str, str]], bool]) -> None:
+        self._session = session
+        self._show_below = show_below
         self._near: list[WalltimeNotice] = []
         self._waiting: list[str] = []  # notices that no cell can show yet
         self._lock = threading.Lock()
@@ -514,7 +516,7 @@ class WalltimeNotices:
     def _add(self, notice: WalltimeNotice) -> None:
         with self._lock:
             self._near.append(notice)
-        names = self._meshes(notice, self._notebook.session.proc_meshes().values()) or self._placed(notice)
+        names = self._meshes(notice, self._session.proc_meshes().values()) or self._placed(notice)
         said = notice.text(self.otherwise(notice))
         what = f"mesh{'es' * (len(names) > 1)} {', '.join(names)}" if names else f"job {notice.job} of {notice.engine}"
         if not notice.handled:
@@ -522,13 +524,13 @@ class WalltimeNotices:
         self.changed.notify(notice, said)
 
     def _show(self, text: str) -> None:
-        if not self._notebook.show_below(render([text])):
+        if not self._show_below(render([text])):
             with self._lock:
                 self._waiting.append(text)
 
     def _placed(self, notice: WalltimeNotice) -> list[str]:
         """Return the names of meshes that `%mesh up` has started, or will start, on hosts of that job."""
-        return [name for name, place in self._notebook.session.provider_hosts.items() if place.job.job_id == notice.job]
+        return [name for name, place in self._session.provider_hosts.items() if place.job.job_id == notice.job]
 
     @staticmethod
     def _meshes(notice: WalltimeNotice, meshes: Iterable[ProcMesh]) -> list[str]:

@@ -27,6 +27,8 @@ from monarch_kernel.runtime.actor.errors import ActorError, SupervisionError
 from workspace_sync.receipt import DIGITS, names, receipt_table
 
 if TYPE_CHECKING:
+    from IPython.lib.pretty import RepresentationPrinter
+
     from monarch_kernel.numerics.comparison import Comparison
     from monarch_kernel.widgets.mesh_display import MeshDisplay
 
@@ -581,11 +583,11 @@ def _value_mesh(values: ValueMesh[Any]) -> str:
     return value_mesh_html(values, value_mesh_table(values))
 
 
-def _receipt(report: Any, printer: Any, _cycle: bool) -> None:
+def _receipt(report: Any, printer: RepresentationPrinter, _cycle: bool) -> None:
     printer.text(table_text(receipt_table(report)))
 
 
-def _future(future: Future[Any], printer: Any, _cycle: bool) -> None:
+def _future(future: Future[Any], printer: RepresentationPrinter, _cycle: bool) -> None:
     """Print a future, with its value or error if available soon. A cell that ends in a call then shows the answer."""
     if future.what == "recv()":  # reading its value would consume the message
         printer.text(repr(future))

@@ -10,7 +10,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
 
 # Detect when a cell's own code shows output, so that earlier output of ranks can be shown above it.
 #
@@ -154,7 +158,7 @@ class NotebookPublisher:
 
     live = True
 
-    def __init__(self, shell: Any, parent: dict[str, Any]) -> None:
+    def __init__(self, shell: InteractiveShell, parent: dict[str, Any]) -> None:
         #: The header of the request that runs the cell.
         self.parent = _header(parent)
         self._shell = shell

@@ -15,10 +15,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.kernel.cell import Cell, remember_source
 from monarch_kernel.kernel.rank.cell_loop import CellLoop
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
 
 _FUTURES = {getattr(__future__, name).compiler_flag for name in __future__.all_feature_names}
 
@@ -98,7 +102,7 @@ class CellRunner:
         return self.loop.run(found) if code.co_flags & inspect.CO_COROUTINE else found
 
 
-def _from_file(traceback: Any, filename: str) -> Any:
+def _from_file(traceback: TracebackType | None, filename: str) -> Any:
     """Return a traceback without the frames above the first one in `filename`; the whole traceback if there is none."""
     at = traceback
     while at is not None:

@@ -13,10 +13,14 @@ import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.launchers.base import LaunchError
 from monarch_kernel.launchers.tunnel import reaches
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
 
 #: The namespace of this package's actors, whatever namespace a program uses.
 NAMESPACE = "monarch_kernel"
@@ -72,7 +76,7 @@ class RayGroup:
     nodes: tuple[str, ...]
 
 
-def load() -> Any:
+def load() -> ModuleType:
     """Import Ray's package.
 
     Raises:
@@ -97,7 +101,7 @@ def check_address(address: str) -> None:
         raise ValueError(f"{address}: {_NO_CLIENT}")
 
 
-def connect(address: str) -> Any:
+def connect(address: str) -> ModuleType:
     """Connect to a cluster, and return Ray's package: to the program's cluster if it has one, else to this address.
 
     Raises:
@@ -120,7 +124,7 @@ def connect(address: str) -> Any:
     return ray
 
 
-def _connected(ray: Any, address: str) -> Any:
+def _connected(ray: ModuleType, address: str) -> ModuleType:
     try:
         check_address(address)
     except ValueError as e:
@@ -146,7 +150,7 @@ def _is_client() -> bool:
     return False
 
 
-def connected(*, may_connect: bool) -> Any:
+def connected(*, may_connect: bool) -> ModuleType | None:
     """Return Ray's package if this program is connected, or may connect to a cluster that answers; else None."""
     if importlib.util.find_spec("ray") is None:
         return None
@@ -164,7 +168,7 @@ def connected(*, may_connect: bool) -> Any:
     return connect("")
 
 
-def address_here(ray: Any) -> str:
+def address_here(ray: ModuleType) -> str:
     """Return the address of the cluster that this process is connected to; "" if Ray does not report it."""
     with contextlib.suppress(Exception):
         return ray.get_runtime_context().gcs_address or ""
@@ -194,7 +198,7 @@ def local_address() -> str:
         return file.read(200).strip()
 
 
-def nodes(ray: Any) -> dict[str, RayNode]:
+def nodes(ray: ModuleType) -> dict[str, RayNode]:
     """Return all nodes by their ids, including dead ones."""
     found: dict[str, RayNode] = {}
     for row in ray.nodes():
@@ -207,7 +211,7 @@ def nodes(ray: Any) -> dict[str, RayNode]:
     return found
 
 
-def groups(ray: Any) -> dict[str, RayGroup]:
+def groups(ray: ModuleType) -> dict[str, RayGroup]:
     """Return all placement groups by their ids."""
     found: dict[str, RayGroup] = {}
     for number, row in ray.util.placement_group_table().items():
@@ -219,7 +223,7 @@ def groups(ray: Any) -> dict[str, RayGroup]:
     return found
 
 
-def handle(ray: Any, group: str) -> Any:
+def handle(ray: ModuleType, group: str) -> Any:
     """Return Ray's object for a placement group."""
     # In ``ray.util``, this name is the function.
     module = importlib.import_module("ray.util.placement_group")
@@ -227,7 +231,7 @@ def handle(ray: Any, group: str) -> Any:
 
 
 def make_group(
-    ray: Any, name: str, bundle: Mapping[str, float], count: int, strategy: str, apart_from: Collection[str]
+    ray: ModuleType, name: str, bundle: Mapping[str, float], count: int, strategy: str, apart_from: Collection[str]
 ) -> str:
     """Request a placement group that outlives this program. Return its id.
 
@@ -256,7 +260,7 @@ def amounts(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {_amount(name, resources[name])}" for name in _ordered(resources))
 
 
-def lacking(ray: Any, bundle: Mapping[str, float]) -> str:
+def lacking(ray: ModuleType, bundle: Mapping[str, float]) -> str:
     """Describe the free and total amounts in the cluster of the resources of a bundle."""
     has, free = ray.cluster_resources(), ray.available_resources()
     return ", ".join(

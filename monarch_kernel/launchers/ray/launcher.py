@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -33,6 +33,10 @@ from monarch_kernel.launchers.ray import host as ray_host
 from monarch_kernel.launchers.ray.cluster import NAMESPACE, STRATEGIES, RayGroup, RayNode, autoscaler_says
 from monarch_kernel.launchers.registry import this_user
 from monarch_kernel.launchers.tunnel import reaches
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
 
 #: The time limit for actors that have answered before to answer again (seconds).
 _ANSWER_TIME = 2.0
@@ -182,7 +186,14 @@ class RayLauncher(Launcher):
         return self._ticket(request.command.job, len(data.places), data)
 
     def _add_group(
-        self, ray: Any, data: _Data, request: LaunchRequest, first: int, hosts: int, bundles: int, apart: Iterable[str]
+        self,
+        ray: ModuleType,
+        data: _Data,
+        request: LaunchRequest,
+        first: int,
+        hosts: int,
+        bundles: int,
+        apart: Iterable[str],
     ) -> None:
         """Request a new placement group for hosts from this number on."""
         bundle = _bundle(request)
@@ -209,7 +220,7 @@ class RayLauncher(Launcher):
             data.places.append(_Place(len(data.groups) - 1, number))
             self._start(ray, data, request, first + number)
 
-    def _start(self, ray: Any, data: _Data, request: LaunchRequest, host: int) -> None:
+    def _start(self, ray: ModuleType, data: _Data, request: LaunchRequest, host: int) -> None:
         """Create an actor that runs the worker of a host once its bundle is available."""
         ray.cloudpickle.register_pickle_by_value(ray_host)
         command, needs = request.command, request.resources
@@ -244,7 +255,7 @@ class RayLauncher(Launcher):
         actor = made.remote(command.job, host, group, argv, command.stdin(), mark, own_python, command.idle)
         self._actors[_mark(command.job, host)] = actor
 
-    def _free(self, ray: Any, ticket: Ticket, data: _Data, status: JobStatus) -> list[_Place]:
+    def _free(self, ray: ModuleType, ticket: Ticket, data: _Data, status: JobStatus) -> list[_Place]:
         """Return the bundles in which no host runs.
 
         First come those that had none, then those whose actor still answers, and finally those that Ray must move to
@@ -293,14 +304,14 @@ class RayLauncher(Launcher):
             found[host] = self._status(ticket, host, group, node, nodes, errors.get(host), host in silent)
         return JobStatus(tuple(found[host] for host in range(ticket.hosts)))
 
-    def _waits_for(self, ray: Any, data: _Data, group: RayGroup) -> str:
+    def _waits_for(self, ray: ModuleType, data: _Data, group: RayGroup) -> str:
         """Describe why a placement group has no nodes yet."""
         asked = f"{len(group.nodes)} x ({ray_cluster.amounts(group.bundle)}), {self._strategy}"
         why = f"{group.scheduling}: {asked}; free in the cluster: {ray_cluster.lacking(ray, group.bundle)}"
         said = autoscaler_says(data.address, group.id)
         return f"{why}; {said}" if said else why
 
-    def _ask(self, ray: Any, ticket: Ticket, hosts: Sequence[int]) -> tuple[dict[int, str], set[int]]:
+    def _ask(self, ray: ModuleType, ticket: Ticket, hosts: Sequence[int]) -> tuple[dict[int, str], set[int]]:
         """Query actors for the state of their workers.
 
         Returns why some are gone and can no longer be queried, and which of the others have answered before but not
@@ -404,7 +415,7 @@ class RayLauncher(Launcher):
         told = self._answered.get(_mark(ticket.job, host))
         return told is not None and bool(told.said)
 
-    def _actor(self, ray: Any, ticket: Ticket, host: int) -> Any:
+    def _actor(self, ray: ModuleType, ticket: Ticket, host: int) -> Any:
         """Return the actor of a host. Raises ``ValueError`` if it has ended."""
         mark = _mark(ticket.job, host)
         if mark not in self._actors:
@@ -453,7 +464,7 @@ class RayLauncher(Launcher):
         self._kill_actors(ray, ticket.job, queued)
         self._remove_groups(ray, [data.groups[number] for number in whole])
 
-    def _kill_actors(self, ray: Any, job: str, hosts: Iterable[int]) -> None:
+    def _kill_actors(self, ray: ModuleType, job: str, hosts: Iterable[int]) -> None:
         for host in hosts:
             mark = _mark(job, host)
             self._asked.pop(mark, None)
@@ -462,7 +473,7 @@ class RayLauncher(Launcher):
             except ValueError:
                 continue  # it has ended
 
-    def _remove_groups(self, ray: Any, groups: Sequence[_Group]) -> None:
+    def _remove_groups(self, ray: ModuleType, groups: Sequence[_Group]) -> None:
         """Remove placement groups, and all actors in them. Does nothing for those that are already removed."""
         for group in groups:
             ray.util.remove_placement_group(ray_cluster.handle(ray, group.id))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,6 +23,10 @@ from monarch_kernel.runtime.node.future import CoroutineFuture, Future, nothing,
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.node.poller import Timer
 from monarch_kernel.subscriptions import Subscribers, Subscription
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.wire_types import Body
+
 
 #: Whether ``logging_option(stream_to_client=True)`` puts the rank in front of each line.
 PREFIX_WITH_RANK = True
@@ -192,7 +196,7 @@ class AnswerGate:
         self._procs: dict[str, _Marks] = {}
         node.reply_gate = self
 
-    def holds(self, proc: str, reply: Reply, body: Any) -> bool:
+    def holds(self, proc: str, reply: Reply, body: Body) -> bool:
         """See ``ReplyGate``."""
         state = self._procs.setdefault(proc, _Marks())
         if reply.written <= state.arrived or state.late:

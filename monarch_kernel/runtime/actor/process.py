@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.execution.message_gate import MessageGate
     from monarch_kernel.runtime.actor.healing.healer import Healer
     from monarch_kernel.runtime.actor.healing.held_calls import HeldCalls
+    from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
     from monarch_kernel.runtime.actor.hosts.placing import Placements
+    from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
     from monarch_kernel.runtime.actor.ports.holders import PortHolders
     from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink
     from monarch_kernel.runtime.mesh.shape import Extent
@@ -57,7 +59,7 @@ class System(Protocol):
     placements: Placements
     output_sinks: list[Callable[[str, int, bytes | None], None]]
     tree: Tree
-    proc_meshes: dict[str, Any]
+    proc_meshes: dict[str, ProcMesh]
     kept_from: set[str]
     reported: ReportedDeaths
     caster: Caster
@@ -88,9 +90,9 @@ class System(Protocol):
     def fault_at_root(self, failure: MeshFailure) -> None: ...
     def changed(self) -> None: ...
     def ensure_agent(self) -> ProcRef: ...
-    def this_proc(self) -> Any: ...
-    def proc_mesh_of(self, name: str, procs: tuple[ProcRef, ...], extent: Extent) -> Any: ...
-    def this_host(self) -> Any: ...
+    def this_proc(self) -> ProcMesh: ...
+    def proc_mesh_of(self, name: str, procs: tuple[ProcRef, ...], extent: Extent) -> ProcMesh: ...
+    def this_host(self) -> HostMesh: ...
 
 
 _system: System | None = None

@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -61,7 +61,7 @@ from monarch_kernel.runtime.actor.extensions import tensor_functions
 from monarch_kernel.runtime.actor.healing.healer import Healer
 from monarch_kernel.runtime.actor.healing.held_calls import HeldCalls
 from monarch_kernel.runtime.actor.hosts.placing import Placements
-from monarch_kernel.runtime.actor.meshes.proc_mesh import proc_mesh_of, proc_mesh_of_this_process
+from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh, proc_mesh_of, proc_mesh_of_this_process
 from monarch_kernel.runtime.actor.ports.holders import PortHolders, arrived
 from monarch_kernel.runtime.actor.tracing import call_records
 from monarch_kernel.runtime.actor.tracing.recording import TraceService
@@ -73,6 +73,10 @@ from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.supervision import Notice, Tree
 from monarch_kernel.runtime.transfer import node_provider
 from monarch_kernel.subscriptions import Subscribers
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
+    from monarch_kernel.runtime.host.launch import AgentProcess
 
 # Hold messages back while the bootstrap of a process runs.
 #
@@ -184,7 +188,7 @@ class ActorSystem:
         self.client = Client(self, "root" if self.is_root else f"client-{node.id}")
         self.agent: ProcRef | None = None
         self.launch: Launch | None = None  # the command of this proc, if not forked; procs that it starts use the same
-        self.agent_process: Any = None
+        self.agent_process: AgentProcess | None = None
         self.own_agents: set[str] = set()  # the agents that this process has started, one after another
         self.agent_answers: Future[bool] | None = None  # done when other processes can reach the agent, too
         self.agent_env: dict[str, str] = {}  # this process's environment when it started the agent
@@ -196,7 +200,7 @@ class ActorSystem:
         self.held_calls = HeldCalls()
         self.gate = MessageGate()
         self.tree = Tree()
-        self.proc_meshes: dict[str, Any] = {}  # by unique id, oldest first
+        self.proc_meshes: dict[str, ProcMesh] = {}  # by unique id, oldest first
         self.kept_from: set[str] = set()  # controllers whose end this rank, with their actors on it, survives
         self.reported = ReportedDeaths()
         self.caster = Caster(node)
@@ -209,8 +213,8 @@ class ActorSystem:
         self.on_end_proc: Callable[[str], None] = lambda _reason: None
         self._hold: BootstrapHold | None = None  # while the bootstrap runs
         self._early: dict[str, list[tuple[MessageLink, Call, Body]]] = {}
-        self._this_proc: Any = None
-        self._this_host: Any = None
+        self._this_proc: ProcMesh | None = None
+        self._this_host: HostMesh | None = None
         self._closed = False
         node.handlers.update(
             {
@@ -368,7 +372,7 @@ class ActorSystem:
             instance.start_thread()
 
     def _instance(
-        self, create: Create, spec: ActorSpec, build: Callable[[], Any], link: MessageLink, proc_mesh: Any
+        self, create: Create, spec: ActorSpec, build: Callable[[], Any], link: MessageLink, proc_mesh: ProcMesh
     ) -> ActorInstance:
         if spec.is_async:
             from monarch_kernel.runtime.actor.execution.async_instance import AsyncActorInstance
@@ -570,17 +574,17 @@ class ActorSystem:
             self.agent_answers = Future(self.node.poller, "the host agent")
         return agent
 
-    def this_proc(self) -> Any:
+    def this_proc(self) -> ProcMesh:
         """Return this process as a proc mesh of one."""
         if self._this_proc is None:
             self._this_proc = proc_mesh_of_this_process(self)
         return self._this_proc
 
-    def proc_mesh_of(self, name: str, procs: tuple[ProcRef, ...], extent: Extent) -> Any:
+    def proc_mesh_of(self, name: str, procs: tuple[ProcRef, ...], extent: Extent) -> ProcMesh:
         """Return the proc mesh with these procs, which another process may have spawned."""
         return proc_mesh_of(self, name, procs, extent)
 
-    def this_host(self) -> Any:
+    def this_host(self) -> HostMesh:
         """Return this host as a host mesh of one."""
         if self._this_host is None:
             from monarch_kernel.runtime.actor.hosts.host_mesh import host_mesh_of_this_host

@@ -14,12 +14,13 @@ if TYPE_CHECKING:  # a fifth of the time that this library takes to load, and ma
     import asyncio
 
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 S = TypeVar("S")
 
 log = logs.logger(__name__)
 
 
-class Future(Generic[R]):
+class Future(Generic[R_co]):
     """The result of a call, now or later.
 
     ``get()`` blocks and polls meanwhile (also inside a running event loop); ``await`` does not block. Both can be used
@@ -32,7 +33,7 @@ class Future(Generic[R]):
         self._poller = poller
         self._done = False
         self._parked: list[threading.Lock] = []
-        self._callbacks: list[Callable[[Future[R]], None]] | None = None
+        self._callbacks: list[Callable[[Future[R_co]], None]] | None = None
         self._value: Any = None
         self._error: BaseException | None = None
         self.what = what
@@ -60,13 +61,13 @@ class Future(Generic[R]):
         for callback in callbacks or ():
             self._run(callback)
 
-    def _run(self, callback: Callable[[Future[R]], None]) -> None:
+    def _run(self, callback: Callable[[Future[R_co]], None]) -> None:
         try:
             callback(self)
         except Exception:
             log.exception("a callback of a Future failed")
 
-    def _result(self) -> R:
+    def _result(self) -> R_co:
         """Return the value or raise; call only when done. Subclasses decode here, on the calling thread."""
         __tracebackhide__ = True
         if self._error is not None:
@@ -75,7 +76,7 @@ class Future(Generic[R]):
 
     # -- for its users -------------------------------------------------------------------------
 
-    def get(self, timeout: float | None = None) -> R:
+    def get(self, timeout: float | None = None) -> R_co:
         """Wait for the result.
 
         Args:
@@ -99,7 +100,7 @@ class Future(Generic[R]):
     def _waiting(self) -> str:
         return ""
 
-    def result(self, timeout: float | None = None) -> R:
+    def result(self, timeout: float | None = None) -> R_co:
         """Do the same as ``get``."""
         return self.get(timeout)
 
@@ -116,7 +117,7 @@ class Future(Generic[R]):
         """Return whether ``get`` would return (or raise) at once."""
         return self._done
 
-    def add_done_callback(self, callback: Callable[[Future[R]], None]) -> None:
+    def add_done_callback(self, callback: Callable[[Future[R_co]], None]) -> None:
         """Call ``callback(self)`` when done: at once if it already is, else on the polling thread (it must be fast)."""
         if self._done:
             self._run(callback)
@@ -127,11 +128,11 @@ class Future(Generic[R]):
         if self._done:  # it became done between the two checks
             self._call_back()
 
-    def then(self, convert: Callable[[R], S]) -> Future[S]:
+    def then(self, convert: Callable[[R_co], S]) -> Future[S]:
         """Return a future of ``convert(result)``; ``convert`` runs on the first thread that gets the result."""
         return _Converted(self, convert)
 
-    def __await__(self) -> Generator[Any, None, R]:
+    def __await__(self) -> Generator[Any, None, R_co]:
         __tracebackhide__ = True
         if not self._done:
             import asyncio
@@ -140,7 +141,7 @@ class Future(Generic[R]):
             thread = get_ident()
             waiter: asyncio.Future[None] = loop.create_future()
 
-            def wake(_future: Future[R]) -> None:
+            def wake(_future: Future[R_co]) -> None:
                 try:
                     if get_ident() == thread:  # the loop polls, or its thread does for another wait
                         _settle(waiter)
@@ -154,7 +155,7 @@ class Future(Generic[R]):
             yield from waiter
         return self._result()
 
-    def as_asyncio(self) -> asyncio.Future[R]:
+    def as_asyncio(self) -> asyncio.Future[R_co]:
         """Return an ``asyncio.Future`` of the running loop with the same outcome.
 
         Raises:
@@ -167,7 +168,7 @@ class Future(Generic[R]):
         except RuntimeError:
             raise RuntimeError("as_asyncio() requires a running asyncio event loop: use get() outside one") from None
 
-        async def follow() -> R:
+        async def follow() -> R_co:
             return await self
 
         return loop.create_task(follow())
@@ -205,7 +206,7 @@ class _Converted(Future[S], Generic[R, S]):
         return super()._result()
 
 
-class CoroutineFuture(Future[R]):
+class CoroutineFuture(Future[R_co]):
     """A future that is also a coroutine, so that ``asyncio.run`` accepts it. The work has already begun.
 
     Args:
@@ -214,16 +215,16 @@ class CoroutineFuture(Future[R]):
 
     __slots__ = ("_source", "_steps")
 
-    def __init__(self, source: Future[R]) -> None:
+    def __init__(self, source: Future[R_co]) -> None:
         super().__init__(source._poller, source.what)
         self._source = source
-        self._steps: Generator[Any, None, R] | None = None
+        self._steps: Generator[Any, None, R_co] | None = None
         source.add_done_callback(lambda _s: self._finish())
 
-    def _result(self) -> R:
+    def _result(self) -> R_co:
         return self._source._result()
 
-    def _stepping(self) -> Generator[Any, None, R]:
+    def _stepping(self) -> Generator[Any, None, R_co]:
         if self._steps is None:
             self._steps = self.__await__()
         return self._steps

@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel import environment
 from monarch_kernel.protocol.messages import (
@@ -59,6 +59,9 @@ from monarch_kernel.runtime.transfer.registration_table import (
 )
 from monarch_kernel.runtime.transfer.tcp import Tcp
 from monarch_kernel.runtime.transfer.thread_pool import ThreadPool
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.node.interfaces import PeerLink
 
 # The registry of backends, best first. Add a new backend here and to ``environment.BACKENDS``.
 
@@ -611,7 +614,7 @@ class OwnerService:
             }
         )
 
-    def _on_read(self, link: Any, message: BufferRead, _body: Any) -> None:
+    def _on_read(self, link: PeerLink, message: BufferRead, _body: Any) -> None:
         engine, at, size = self._engine, message.offset, message.size
 
         def serve() -> None:
@@ -623,7 +626,7 @@ class OwnerService:
 
         self._serve(size, serve)
 
-    def _on_write(self, link: Any, message: BufferWrite, body: Any) -> None:
+    def _on_write(self, link: PeerLink, message: BufferWrite, body: Any) -> None:
         engine, size = self._engine, message.buffers[0]
         data = engine.node.apart(message.segment, body) if message.segment is not None else body
 
@@ -639,17 +642,17 @@ class OwnerService:
 
         self._serve(size, serve)
 
-    def _on_atomic(self, link: Any, message: BufferAtomic, _body: Any) -> None:
+    def _on_atomic(self, link: PeerLink, message: BufferAtomic, _body: Any) -> None:
         with self._answering(link, message.call):
             before = self._engine.change(message.buffer, message.offset, message.operand, message.expected)
             link.send(encode(Reply(message.call, 0, OK)), before.to_bytes(8, "little"))
 
-    def _on_drop(self, link: Any, message: BufferDrop, _body: Any) -> None:
+    def _on_drop(self, link: PeerLink, message: BufferDrop, _body: Any) -> None:
         self._engine.drop_here(message.buffer).add_done_callback(
             lambda _done: link.send(encode(Reply(message.call, 0, OK)), b""),
         )
 
-    def _on_offer(self, link: Any, message: BufferOffer, body: Any) -> None:
+    def _on_offer(self, link: PeerLink, message: BufferOffer, body: Any) -> None:
         engine, request = self._engine, bytes(body)
 
         def serve() -> None:
@@ -673,7 +676,7 @@ class OwnerService:
             self._engine.serve.run(job)
 
     @contextmanager
-    def _answering(self, link: Any, call: int) -> Generator[None, None, None]:
+    def _answering(self, link: PeerLink, call: int) -> Generator[None, None, None]:
         try:
             yield
         except Exception as e:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import CodeType, FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from monarch_kernel.debugger.model.stops import (
     Bound,
@@ -349,6 +349,8 @@ class Parked:
                     raise_in_thread(self.stop.thread, _Abandoned)
 
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 
 #: The maximum number of frames of a stop that are shown, from the innermost one.
@@ -641,7 +643,7 @@ class StopTracer:
         except TimeoutError as error:
             return Evaluation("", error=str(error))
 
-    def call(self, stop_id: int, frame: int, function: Callable[[FrameType], Any], timeout: float = 5.0) -> Any:
+    def call(self, stop_id: int, frame: int, function: Callable[[FrameType], T], timeout: float = 5.0) -> T:
         """Call `function(frame)` in the stopped thread.
 
         Raises:

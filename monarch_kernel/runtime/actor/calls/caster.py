@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from monarch_kernel import environment
 from monarch_kernel.protocol.casts import (
@@ -349,7 +349,7 @@ class Caster:
 
     # -- answers ----------------------------------------------------------------------------------
 
-    def _on_replies(self, link: MessageLink, message: CastReplies, body: Any) -> None:
+    def _on_replies(self, link: MessageLink, message: CastReplies, body: Body) -> None:
         record = self._open.get(message.number) if message.source == self._node.id else None
         if record is None:
             return

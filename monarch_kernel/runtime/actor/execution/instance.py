@@ -55,6 +55,7 @@ from monarch_kernel.thread_frames import raise_in_thread
 if TYPE_CHECKING:
     import asyncio
 
+    from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
     from monarch_kernel.runtime.actor.process import SpawnedMesh, System
 
 log = logs.logger(__name__)
@@ -95,9 +96,9 @@ class Instance:
         self.class_name = class_name
         self.rank = rank
         self.creator = creator
-        self.proc_mesh: Any = None
+        self.proc_mesh: ProcMesh | None = None
         self.owned: list[SpawnedMesh] = []  # meshes that this actor spawned, in order
-        self.ports: weakref.WeakSet[Any] = weakref.WeakSet()  # ports that arrived in messages to it
+        self.ports: weakref.WeakSet[Port[Any]] = weakref.WeakSet()  # ports that arrived in messages to it
         self.ended = False
         #: For a sync actor: an event loop that its driver runs while the mailbox is empty.
         self.background: asyncio.AbstractEventLoop | None = None
@@ -119,7 +120,7 @@ class Instance:
         return self._system.node.id
 
     @property
-    def proc(self) -> Any:
+    def proc(self) -> ProcMesh:
         """The proc this actor runs in, as a mesh of one."""
         return self._system.this_proc()
 
@@ -174,7 +175,7 @@ class ActorInstance(Instance):
         spec: ActorSpec,
         build: Callable[[], Any],
         link: MessageLink,
-        proc_mesh: Any,
+        proc_mesh: ProcMesh,
     ) -> None:
         rank = Point(create.rank, shared(create.labels, create.sizes))
         super().__init__(system, create.actor, create.name, spec.cls.__name__, rank, create.owner)

@@ -58,7 +58,9 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
     from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
+    from monarch_kernel.runtime.actor.ports.port import Port
     from monarch_kernel.runtime.actor.process import System
+    from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink
 
 log = logs.logger(__name__)
 
@@ -113,7 +115,7 @@ class Healer:
         self,
         mesh: ProcMesh,
         messages: Iterable[SpawnProcs],
-        bootstrap: tuple[Any, tuple[int, ...]],
+        bootstrap: tuple[Body, Buffers],
         policy: RestartPolicy,
     ) -> None:
         """Record the messages that started the procs of a mesh."""
@@ -131,7 +133,7 @@ class Healer:
         else:
             record.spares += [host.agent for host in spares._selected()]
 
-    def born(self, mesh: ActorMesh[Any], owner: str, body: Any, buffers: tuple[int, ...], ports: Sequence[Any]) -> None:
+    def born(self, mesh: ActorMesh[Any], owner: str, body: Body, buffers: Buffers, ports: Sequence[Port[Any]]) -> None:
         """Record the pickle from which the actors of a mesh are created, and the ports in it."""
         give(ports, mesh._target())
         if all(ref.id != self._system.node.id for ref in mesh._procs):
@@ -152,7 +154,7 @@ class Healer:
         """Notify subscribers that the records of this mesh changed."""
         self.records_changed.notify(mesh_id)
 
-    def _on_checkpoint(self, _link: Any, message: Checkpoint, body: Any) -> None:
+    def _on_checkpoint(self, _link: MessageLink, message: Checkpoint, body: Any) -> None:
         if message.actor in self.spawned_actors:
             self.checkpoints[message.actor, message.rank] = (bytes(body), message.buffers)
             self.noted(f"{message.actor}#{message.rank}")
@@ -593,7 +595,7 @@ class Healer:
             ended.update({(proc, actor): cause for actor, cause in causes.items()})
         return ended
 
-    def _on_ask_ended(self, link: Any, message: AskEnded, _body: Any) -> None:
+    def _on_ask_ended(self, link: MessageLink, message: AskEnded, _body: Body) -> None:
         system = self._system
         causes: dict[str, str] = {}
         for name in message.actors:
@@ -646,7 +648,7 @@ class Healer:
             if peer not in node.deaths:
                 node.send(peer, Replaced(0, 0, proc, ref))
 
-    def _on_replaced(self, link: Any, message: Replaced, _body: Any) -> None:
+    def _on_replaced(self, link: MessageLink, message: Replaced, _body: Body) -> None:
         system = self._system
         node = system.node
         node.learn(message.ref)
@@ -690,7 +692,7 @@ class Healer:
         if not system.is_root and proc != system.root.id and system.root.id not in system.node.deaths:
             system.node.send(system.root.id, AskReplaced(proc))
 
-    def _on_ask(self, link: Any, message: AskReplaced, _body: Any) -> None:
+    def _on_ask(self, link: MessageLink, message: AskReplaced, _body: Body) -> None:
         successor = self._system.node.successors.get(message.proc)
         if successor is not None:
             link.send(encode_header(Replaced(0, 0, message.proc, successor)))

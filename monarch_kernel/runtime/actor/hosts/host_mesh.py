@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -30,6 +30,10 @@ from monarch_kernel.runtime.actor.process import System, get_system
 from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, MeshTrait, Point, Region
 from monarch_kernel.runtime.node.future import Future, gathered, nothing, resolved, true
 from monarch_kernel.runtime.supervision import OwnedMesh, RestartPolicy
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.wire_types import Body, Buffers
+
 
 _BINDS = ("cpunodebind", "membind", "physcpubind", "cpus")
 #: More procs than this on one host are treated as a mistake.
@@ -223,7 +227,7 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
         count: int,
         extent: Extent,
         env: dict[str, str | None],
-        bootstrap: tuple[Any, tuple[int, ...]],
+        bootstrap: tuple[Body, Buffers],
         per_proc: list[Launch],
         binds: list[dict[str, str]],
         preload: Sequence[str],

@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,6 +25,7 @@ from monarch_kernel.runtime.node.link import Link, connect, request
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.process import System
+    from monarch_kernel.runtime.actor.wire_types import Body, MessageLink
 
 log = logs.logger(__name__)
 
@@ -116,7 +117,7 @@ def install(system: System) -> None:
     system.node.handlers[AskConsole] = partial(_on_ask_console, system)
 
 
-def _on_ask_console(system: System, link: Any, message: AskConsole, _body: Any) -> None:
+def _on_ask_console(system: System, link: MessageLink, message: AskConsole, _body: Body) -> None:
     """Load the console on a separate thread, and answer with its address."""
     if not isinstance(link, Link):
         return  # only for programs on this machine

@@ -33,7 +33,7 @@ class Whole:
         uid: the unique name of the mesh in all processes.
     """
 
-    procs: Any
+    procs: ProcMesh
     ranks: tuple[int, ...]
     uid: str
 
@@ -64,13 +64,13 @@ def whole_of(mesh: Any) -> Whole:
     return Whole(procs, tuple(places[ref.id] for ref in mesh._target().procs), procs._mesh_uid)
 
 
-def deaths_of(procs: Any) -> dict[int, Death]:
+def deaths_of(procs: ProcMesh) -> dict[int, Death]:
     """Return the deaths of a proc mesh's ranks, as far as this process knows them."""
     known = procs._system.node.deaths
     return {rank: known[ref.id] for rank, ref in enumerate(procs._target().procs) if ref.id in known}
 
 
-def hosts_of(procs: Any) -> list[str]:
+def hosts_of(procs: ProcMesh) -> list[str]:
     """Return the host name of each rank."""
     return [ref.host for ref in procs._target().procs]
 

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from monarch_kernel.protocol.messages import Death, ProcUnresponsive
 from monarch_kernel.protocol.observation import Observe, Observed, ProcFigures, RankActivity
@@ -19,6 +19,13 @@ from monarch_kernel.runtime.actor import process
 from monarch_kernel.runtime.actor import system as systems
 from monarch_kernel.runtime.actor.wire_types import Body, MessageLink
 from monarch_kernel.subscriptions import Subscription
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.process import System
+    from monarch_kernel.runtime.mesh.shape import Extent
+
+T = TypeVar("T")
+
 
 #: How long host agents report without a renewal (seconds).
 LEASE = 30.0
@@ -86,7 +93,7 @@ class MeshObserver:
         self._period = period
         self._lock = threading.RLock()
         self._open = False
-        self._system: Any = None
+        self._system: System | None = None
         self._targets: dict[str, Any] = {}  # by mesh: the target last told
         self._procs: set[str] = set()
         self._agents: dict[str, ProcRef] = {}
@@ -140,7 +147,7 @@ class MeshObserver:
 
     # -- the system of this process -----------------------------------------------------------------
 
-    def _bind(self, system: Any) -> None:
+    def _bind(self, system: System) -> None:
         self._system = system
         node = system.node
         node.on_peer_dead.append(self._on_peer_dead)
@@ -155,13 +162,9 @@ class MeshObserver:
         if system is None:
             return
         node = system.node
-        for callbacks, callback in (
-            (node.on_peer_dead, self._on_peer_dead),
-            (node.on_vitals, self._on_vitals),
-            (node.on_close, self._on_close),
-        ):
-            if callback in callbacks:
-                callbacks.remove(callback)
+        _remove(node.on_peer_dead, self._on_peer_dead)
+        _remove(node.on_vitals, self._on_vitals)
+        _remove(node.on_close, self._on_close)
         # Reports in transit are dropped without an error.
         node.handle(Observed, _ignore)
         if self._healing is not None:
@@ -183,7 +186,7 @@ class MeshObserver:
         if system is not None:
             self._ask(system, agents, LEASE)
 
-    def _ask(self, system: Any, agents: Sequence[str], lease: float, again: bool = False) -> None:
+    def _ask(self, system: System, agents: Sequence[str], lease: float, again: bool = False) -> None:
         """Send the lease, without the lock: a message handler that holds a link may wait for the lock."""
         for agent in agents:
             self._asked[agent] = time.monotonic()
@@ -195,7 +198,7 @@ class MeshObserver:
         with self._lock:
             if not self._open:
                 return
-            system: Any = process.current_system() if process.started() else None
+            system = process.current_system() if process.started() else None
             if system is not self._system:
                 self._on_close()
                 if system is not None:
@@ -273,7 +276,7 @@ class MeshObserver:
                     _, figures, earlier = self._early.get(proc, (link.peer, None, {}))
                     self._early[proc] = (link.peer, figures, {proc: earlier[proc].joined(new) if earlier else new})
             self._tell(link.peer, report)
-        if due:  # without a timer, which would add a small cost to every message
+        if due and system is not None:  # without a timer, which would add a small cost to every message
             self._ask(system, [link.peer], LEASE)
 
     def _tell(self, agent: str, report: Observed) -> None:
@@ -290,7 +293,12 @@ class MeshObserver:
 _Early: TypeAlias = tuple[str, ProcFigures | None, dict[str, RankActivity]]
 
 
-def _observed(key: str, mesh: Any, extent: Any, procs: tuple[ProcRef, ...], pids: dict[str, int]) -> ObservedMesh:
+def _remove(callbacks: list[T], callback: T) -> None:
+    if callback in callbacks:
+        callbacks.remove(callback)
+
+
+def _observed(key: str, mesh: Any, extent: Extent, procs: tuple[ProcRef, ...], pids: dict[str, int]) -> ObservedMesh:
     return ObservedMesh(
         key, mesh.name, extent.names, extent.shape, procs, tuple(pids.get(r.id, 0) for r in procs), mesh
     )

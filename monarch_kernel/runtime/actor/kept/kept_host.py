@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -47,6 +47,10 @@ from monarch_kernel.runtime.actor.system import ActorSystem, get_actor_system
 from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, Region
 from monarch_kernel.runtime.node.future import resolved
 from monarch_kernel.runtime.supervision import OwnedMesh
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink
+
 
 log = logging.getLogger(__name__)
 
@@ -331,7 +335,7 @@ class KeptHost:
         hosts: Region,
         _replaced: Any,
         messages: dict[int, Any],
-        bootstrap: tuple[Any, tuple[int, ...]],
+        bootstrap: tuple[Body, Buffers],
         incarnations: dict[int, int],
         policy: Any,
     ) -> None:
@@ -454,7 +458,7 @@ def _not_restarted(mesh: str, why: str) -> None:
     log.warning("mesh %s: %s", mesh, why)
 
 
-def _on_taken(link: Any, message: Taken, _body: Any) -> None:
+def _on_taken(link: MessageLink, message: Taken, _body: Body) -> None:
     for host in list(_hosts):
         if host._agent.id == link.peer:
             host._taken(message)

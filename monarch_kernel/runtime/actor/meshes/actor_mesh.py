@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch_kernel.protocol.messages import (
     ProcRef,
@@ -23,10 +23,14 @@ from monarch_kernel.runtime.actor.wire_types import MessageLink
 from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Region
 from monarch_kernel.runtime.node.future import Future
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 
 
-class ActorMesh(Healable, MeshTrait, Generic[T]):
+T_co = TypeVar("T_co", covariant=True)
+
+
+class ActorMesh(Healable, MeshTrait, Generic[T_co]):
     """A mesh of actors of one class. Its endpoints are attributes: ``mesh.method.call(...)``.
 
     Created by ``ProcMesh.spawn``. It can be pickled, and used in any process that receives it.
@@ -41,7 +45,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         cls: type | bytes,
         procs: tuple[ProcRef, ...],
         region: Region,
-        ready: Future[Any] | None = None,
+        ready: Future[None] | None = None,
         spawned: Extent | None = None,
     ) -> None:
         """``spawned`` is the extent of the mesh as spawned, if ``region`` is a slice of it."""
@@ -54,7 +58,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         self._shape = region
         self._ready = ready
         self._spawned = region.extent if spawned is None else spawned
-        self._spawned_on: Any = None  # the proc mesh; None: another process spawned this
+        self._spawned_on: ProcMesh | None = None  # the proc mesh; None: another process spawned this
         self._cached: Target | None = None
         self._cached_at = 0  # the node's generation at that time
 
@@ -102,8 +106,8 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
     def _region(self) -> Region:
         return self._shape
 
-    def _new_with_region(self, region: Region) -> ActorMesh[T]:
-        mesh: ActorMesh[T] = type(self)(
+    def _new_with_region(self, region: Region) -> ActorMesh[T_co]:
+        mesh: ActorMesh[T_co] = type(self)(
             self._system,
             self._actor,
             self._name,
@@ -118,7 +122,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         return mesh
 
     @property
-    def _proc_mesh(self) -> Any:
+    def _proc_mesh(self) -> ProcMesh:
         """The proc mesh that the whole mesh was spawned on. Programs written for Monarch use it."""
         if self._spawned_on is None:
             extent = self._shape.extent
@@ -128,7 +132,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         return self._spawned_on
 
     @_proc_mesh.setter
-    def _proc_mesh(self, mesh: Any) -> None:
+    def _proc_mesh(self, mesh: ProcMesh) -> None:
         self._spawned_on = mesh  # programs set it, too
 
     def _called(self) -> Called:
@@ -177,7 +181,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         # An actor that has already died counts as stopped.
         return settled(call)
 
-    def __await__(self) -> Generator[Any, None, ActorMesh[T]]:
+    def __await__(self) -> Generator[Any, None, ActorMesh[T_co]]:
         yield from self.initialized.__await__()
         return self
 

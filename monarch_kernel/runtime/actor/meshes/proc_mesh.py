@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -26,7 +26,7 @@ from monarch_kernel.runtime.actor.errors import ActorError
 from monarch_kernel.runtime.actor.extensions import pool_functions
 from monarch_kernel.runtime.actor.healing.healed import HEAL_TIMEOUT, Healable, Healed, HostSource
 from monarch_kernel.runtime.actor.ids import unique
-from monarch_kernel.runtime.actor.meshes.actor_mesh import RESERVED, ActorMesh, T, settled
+from monarch_kernel.runtime.actor.meshes.actor_mesh import RESERVED, ActorMesh, settled
 from monarch_kernel.runtime.actor.meshes.tool_methods import (
     DebuggerMethods,
     PlotMethods,
@@ -45,6 +45,8 @@ from monarch_kernel.runtime.supervision import OwnedMesh
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
+
+T = TypeVar("T")
 
 
 #: How long a stopped proc may take for its actors' cleanup before it is killed (seconds).

@@ -253,7 +253,7 @@ class PortHolders:
                     del self._given[key]
             self._prune_at = max(64, 2 * len(self._given))
 
-    def _on_left(self, link: MessageLink, message: PortLeft, body: Any) -> None:
+    def _on_left(self, link: MessageLink, message: PortLeft, body: Body) -> None:
         entry = self._given.get((message.call, message.rank))
         if entry is None:
             return

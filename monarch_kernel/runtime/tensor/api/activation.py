@@ -22,6 +22,8 @@ from monarch_kernel.runtime.tensor.controller.stream import MAIN, Stream
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 
 if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 
 
@@ -53,7 +55,7 @@ class _Mode(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _LOCAL:
             return func(*args, **(kwargs or {}))
         mesh = mesh_among(args)

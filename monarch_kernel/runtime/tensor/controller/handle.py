@@ -21,6 +21,8 @@ from monarch_kernel.runtime.tensor.controller.opaque_ref import OpaqueRef
 from monarch_kernel.runtime.tensor.controller.spec import Spec
 
 if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
     from monarch_kernel.runtime.tensor.controller.borrowing import Storage
     from monarch_kernel.runtime.tensor.controller.frames import Frames
     from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
@@ -78,7 +80,7 @@ class Tensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(  # torch's stub has other names
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         mesh = mesh_among(args) or mesh_among(tuple((kwargs or {}).values()))
         assert mesh is not None  # torch calls this only if an argument is one of these handles

@@ -45,6 +45,8 @@ from monarch_kernel.runtime.tensor.replay.numbers import GivenFloat
 from monarch_kernel.runtime.tensor.wire import RANK_DEVICE, Definition, FailedValue, FloatSlot, TensorSlot
 
 if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
     from monarch_kernel.runtime.tensor.controller.stream import Stream
@@ -127,7 +129,7 @@ class TensorMesh:
 
     # -- an operation: the hot path -----------------------------------------------------------------
 
-    def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def dispatch(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
         """Issue a torch operation. Return handles of its results at once.
 
         Raises:
@@ -301,7 +303,7 @@ class TensorMesh:
     # -- its first time -----------------------------------------------------------------------------
 
     def _define(
-        self, key: Any, func: Any, args: Any, kwargs: Any, ins: list[Tensor], fixed_floats: bool = False
+        self, key: Any, func: OpOverload, args: Any, kwargs: Any, ins: list[Tensor], fixed_floats: bool = False
     ) -> Signature:
         self._check_meshes(func, ins)
         if func in SIZED_BY_FLOATS and not fixed_floats:
@@ -356,7 +358,7 @@ class TensorMesh:
             signature.shared = 0
         return self._keep(key, signature)
 
-    def _sized_by_floats(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+    def _sized_by_floats(self, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
         """Issue an operation whose floats are part of its signature."""
         args = tuple(float(x) if isinstance(x, torch.SymFloat) else x for x in args)
         key = ("sized by floats", func, *((type(x), x) for x in (*args, *kwargs.items())))
@@ -599,7 +601,7 @@ class TensorMesh:
 
     # -- local tensors ------------------------------------------------------------------------------
 
-    def _lifted(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _lifted(self, func: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Move local tensors among arguments to the mesh, where this cannot be a mistake."""
 
         def lift(x: Any) -> Any:
@@ -641,7 +643,7 @@ class TensorMesh:
         """Wait for the value of the first rank, or on a sharded mesh for the whole value. Return it."""
         return self.engine.fetch(self, handle, 0, why, compare=not self.sharded and len(self.ranks) > 1).get()
 
-    def _of_unknown_size(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _of_unknown_size(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
         """Run an operation whose shapes depend on values. The ranks run it and report the shapes."""
         self.engine.plan.synchronised(operation_name(func).split("::")[-1])
         return self.engine.run_and_describe(self, func, args, kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from monarch_kernel.display.quantities import shown_location, source_line, text_size
 from monarch_kernel.display.tables import AsTable, TableView
@@ -13,6 +13,10 @@ from monarch_kernel.runtime.tensor.controller import frames
 from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError
 from monarch_kernel.runtime.tensor.controller.signature import LineCost
 from monarch_kernel.runtime.tensor.inspection.running import all_engines
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
+
 
 Line = tuple[str, int, str]
 
@@ -158,7 +162,7 @@ def clear_plans() -> None:
         engine.plan.since = engine.record
 
 
-def collect(engine: Any) -> None:
+def collect(engine: TensorEngine) -> None:
     """Collect the counts of the ranks into the plan of an engine. Meshes that have lost a rank are skipped."""
     for mesh in list(engine.meshes.values()):
         if mesh.error is None:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from monarch_kernel.runtime.tensor.wire import FailedValue, OperationFailed
+
 if TYPE_CHECKING:
-    from monarch_kernel.runtime.tensor.rank.tensor_executor import TensorExecutor
+    from monarch_kernel.runtime.tensor.rank.values import RankStore
 
 
 # The device of a rank: its GPU if it has one, otherwise the CPU.
@@ -54,11 +56,46 @@ def keep_device(is_function_of_ranks: Callable[[], bool]) -> None:
     torch.cuda.set_device = set_device
 
 
+class StreamState:
+    """What functions of the ranks may use of the executor that runs them: `tensor_executor.TensorExecutor`.
+
+    Attributes:
+        engine, stream: the keys of the tensor engine and of the stream.
+        rank: this rank in the engine's world.
+        store: the values of the engine on this rank.
+        standing_in: the failure for which zeros take part in a collective; None outside of such a collective.
+        at: the running record.
+        unseen: the first failure that no check has raised yet.
+    """
+
+    def __init__(self, engine: str, stream: str, rank: int, store: RankStore) -> None:
+        self.engine = engine
+        self.stream = stream
+        self.rank = rank
+        self.store = store
+        self.standing_in: FailedValue | None = None
+        self.at = 0
+        self.unseen: FailedValue | None = None
+
+    def value(self, number: int) -> Any:
+        """Return a value of this rank.
+
+        Raises:
+            OperationFailed: the value is a failure. This reports it, so that later checks do not.
+        """
+        value = self.store.values[number]
+        if isinstance(value, FailedValue):
+            if self.unseen is not None and self.unseen.record == value.record:
+                self.unseen = None
+            raise OperationFailed(value)
+        return value
+
+
 # Each stream's executor has a separate thread.
 _local = threading.local()
 
 
-def here() -> TensorExecutor:
+def here() -> StreamState:
     """Return the executor that runs the current operation."""
     worker = getattr(_local, "worker", None)
     if worker is None:
@@ -71,6 +108,6 @@ def runs_one() -> bool:
     return getattr(_local, "worker", None) is not None
 
 
-def runs_here(worker: TensorExecutor) -> None:
+def runs_here(worker: StreamState) -> None:
     """Record the executor of this thread."""
     _local.worker = worker

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,10 @@ from monarch_kernel.runtime.actor.execution import collectives
 from monarch_kernel.runtime.tensor.rank import current_executor
 from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.wire import FailedValue, OperationFailed
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 
 #: The key of a rank's groups among the extras of its engine.
 _NAME = "groups"
@@ -65,13 +69,13 @@ def _gather_on_gpus() -> torch.library.Library:
     torch calls ``allgather_into_tensor_coalesced``, which treats their addresses as CPU memory (2.11).
     """
 
-    def gather(given: torch.Tensor, size: int, group: Any) -> torch.Tensor:
+    def gather(given: torch.Tensor, size: int, group: ProcessGroup) -> torch.Tensor:
         made = given.new_empty((size * given.shape[0], *given.shape[1:]))
         group = _dist.distributed_c10d._resolve_process_group(group) if isinstance(group, str) else group
         _dist.all_gather_into_tensor(made, given.contiguous(), group=group)
         return made
 
-    def gather_each(given: list[torch.Tensor], size: int, group: Any) -> list[torch.Tensor]:
+    def gather_each(given: list[torch.Tensor], size: int, group: ProcessGroup) -> list[torch.Tensor]:
         return [gather(each, size, group) for each in given]
 
     library = torch.library.Library("_c10d_functional", "IMPL")
@@ -185,7 +189,7 @@ def _leave() -> None:
 class Agreement:
     """Whether an input has failed on some rank of a group. All its ranks learn it in the same collective."""
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         self._group = group
         self.failed: FailedValue | None = here().standing_in
 

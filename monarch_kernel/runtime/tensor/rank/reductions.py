@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,10 @@ from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.rank.groups import Agreement, gloo_has_gpus, group_block, group_of, refuse_failed
 from monarch_kernel.runtime.tensor.wire import FailedValue, OperationFailed, RankMoves, Reduction
 from monarch_kernel.runtime.transfer.buffer import RDMABuffer
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 
 # Move values between ranks: the controller's ``to_mesh`` calls `transferred` on them.
 
@@ -194,7 +198,7 @@ def _alone(value: torch.Tensor, how: Reduction, out: torch.Tensor | None) -> tor
 
 
 def _together(
-    value: torch.Tensor, how: Reduction, group: Any, ranks: tuple[int, ...], out: torch.Tensor | None
+    value: torch.Tensor, how: Reduction, group: ProcessGroup, ranks: tuple[int, ...], out: torch.Tensor | None
 ) -> torch.Tensor | None:
     agreement = Agreement(group)
     root = _only_root(how, ranks)
@@ -235,7 +239,7 @@ def _marked(rows: torch.Tensor, mark: float) -> torch.Tensor:
     return torch.cat([rows, rows.new_full((rows.size(0), 1), mark)], 1)
 
 
-def _gathered(value: torch.Tensor, group: Any, agreement: Agreement) -> torch.Tensor:
+def _gathered(value: torch.Tensor, group: ProcessGroup, agreement: Agreement) -> torch.Tensor:
     """Return the stacked values of all ranks."""
     count, data = group.size(), _bytes(value)
     if data.numel() <= SMALL:
@@ -251,7 +255,7 @@ def _gathered(value: torch.Tensor, group: Any, agreement: Agreement) -> torch.Te
     return stacked
 
 
-def _gathered_at(root: int, value: torch.Tensor, group: Any, agreement: Agreement) -> torch.Tensor | None:
+def _gathered_at(root: int, value: torch.Tensor, group: ProcessGroup, agreement: Agreement) -> torch.Tensor | None:
     """Return the stacked values of all ranks, on one rank."""
     begun = agreement.begin()
     stacked = value.new_empty((group.size(), *value.shape)) if here().rank == root else None
@@ -261,7 +265,7 @@ def _gathered_at(root: int, value: torch.Tensor, group: Any, agreement: Agreemen
     return stacked
 
 
-def _exchanged(value: torch.Tensor, group: Any, agreement: Agreement) -> torch.Tensor:
+def _exchanged(value: torch.Tensor, group: ProcessGroup, agreement: Agreement) -> torch.Tensor:
     """Exchange rows. Row i of the result comes from rank i, which sends the row at this rank's position."""
     count = group.size()
     data = _bytes(value).view(count, -1)
@@ -302,7 +306,7 @@ def _averaged(value: torch.Tensor, kind: str, count: int) -> torch.Tensor:
 
 
 def _all_reduced(
-    value: torch.Tensor, how: Reduction, group: Any, agreement: Agreement, out: torch.Tensor | None
+    value: torch.Tensor, how: Reduction, group: ProcessGroup, agreement: Agreement, out: torch.Tensor | None
 ) -> torch.Tensor:
     operation, dtype = _operation(how.kind, value.dtype), value.dtype
     if how.kind in _MARKS and value.numel() * value.element_size() <= SMALL:
@@ -322,7 +326,7 @@ def _all_reduced(
     return _averaged(buffer, how.kind, group.size())
 
 
-def _reduce_scattered(value: torch.Tensor, how: Reduction, group: Any, agreement: Agreement) -> torch.Tensor:
+def _reduce_scattered(value: torch.Tensor, how: Reduction, group: ProcessGroup, agreement: Agreement) -> torch.Tensor:
     """Return the row of the reduced values at this rank's position."""
     operation, count, dtype = _operation(how.kind, value.dtype), group.size(), value.dtype
     data = _number_view(value.contiguous()).view(count, -1)
@@ -341,7 +345,7 @@ def _reduce_scattered(value: torch.Tensor, how: Reduction, group: Any, agreement
     return _averaged(row.view(dtype).view(value.shape[1:]), how.kind, count)
 
 
-def _reduced_here(value: torch.Tensor, how: Reduction, group: Any, agreement: Agreement) -> torch.Tensor:
+def _reduced_here(value: torch.Tensor, how: Reduction, group: ProcessGroup, agreement: Agreement) -> torch.Tensor:
     """Gather numbers of types that the backends do not support, and reduce them on each rank."""
     if how.scatter:
         return combine(_exchanged(value, group, agreement), how.kind)

@@ -19,9 +19,9 @@ from monarch_kernel.runtime.actor.context import current_rank
 from monarch_kernel.runtime.actor.definition import Actor, endpoint
 from monarch_kernel.runtime.actor.execution.collectives import failed_by_peer
 from monarch_kernel.runtime.tensor.rank import current_executor
-from monarch_kernel.runtime.tensor.rank.current_executor import runs_here, runs_one
+from monarch_kernel.runtime.tensor.rank.current_executor import StreamState, runs_here, runs_one
 from monarch_kernel.runtime.tensor.rank.program import Program, arguments, bare, compiled, compiled_source, operation_of
-from monarch_kernel.runtime.tensor.rank.values import LENT, RankStore, forget, store_of
+from monarch_kernel.runtime.tensor.rank.values import LENT, forget, store_of
 from monarch_kernel.runtime.tensor.wire import (
     DELETE,
     FIRST_DEFINITION,
@@ -546,7 +546,7 @@ def _input(value: torch.Tensor) -> str:
 LINES = 12
 
 
-class TensorExecutor(Actor):
+class TensorExecutor(StreamState, Actor):
     """Runs the records of one stream. All streams of the engine share the values."""
 
     __tool__ = True
@@ -555,16 +555,11 @@ class TensorExecutor(Actor):
         runs_here(self)
         current_executor.keep_device(runs_one)
         share_cores(together)
-        self.engine = engine
-        self.stream = stream
-        self.rank = current_rank().rank
-        self.store: RankStore = store_of(engine, self.rank)
+        rank = current_rank().rank
+        super().__init__(engine, stream, rank, store_of(engine, rank))
         self.programs: dict[int, Program] = {}
-        self.unseen: FailedValue | None = None
         self.nan_check: NanCheck | None = None
         self.record = 0
-        self.standing_in: FailedValue | None = None  # the failure for which zeros take part in a collective
-        self.at = 0  # the running record
         if stream == "main":
             self.store.at = lambda: self.at
 
@@ -871,15 +866,10 @@ class TensorExecutor(Actor):
         """Return a value of this rank.
 
         Raises:
-            OperationFailed: the value is a failure.
+            OperationFailed: the value is a failure, or the watch for NaN has found one.
         """
         self._tell_found()
-        value = self.store.values[number]
-        if isinstance(value, FailedValue):
-            if self.unseen is not None and self.unseen.record == value.record:
-                self.unseen = None  # this reports it
-            raise OperationFailed(value)
-        return value
+        return super().value(number)
 
     def _tell_found(self) -> None:
         """Raise the finding of the watch, once."""

@@ -7,7 +7,7 @@ import functools
 import time
 import weakref
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import cloudpickle
 import torch
@@ -20,19 +20,26 @@ from monarch_kernel.runtime.tensor.sharded.controller.sharded_world import Shard
 from monarch_kernel.runtime.tensor.training import rank as on_ranks
 from monarch_kernel.runtime.tensor.training.training_state import TrainingState
 
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
+    from monarch_kernel.runtime.tensor.sharded.controller.target import ShardedMesh
+
+
 # Copies of the training state in the memory of the ranks, for restoring it after deaths of ranks: `Snapshots`.
 
 
 class OptimizerState:
     """The state of an optimizer at one time: handles, whose values the ranks copy, and copies of everything else."""
 
-    def __init__(self, target: Any, groups: list[dict[str, Any]], state: list[tuple[Any, dict[str, Any]]]) -> None:
+    def __init__(
+        self, target: ShardedMesh, groups: list[dict[str, Any]], state: list[tuple[Any, dict[str, Any]]]
+    ) -> None:
         self._target = weakref.ref(target)
         self._groups = groups
         self._state = state
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer, target: Any) -> OptimizerState:
+    def of(cls, optimizer: torch.optim.Optimizer, target: ShardedMesh) -> OptimizerState:
         """Return the current state of an optimizer.
 
         Args:
@@ -104,7 +111,7 @@ class Snapshots:
 
     _all: ClassVar[weakref.WeakKeyDictionary[Any, Snapshots]] = weakref.WeakKeyDictionary()
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: ShardedMesh) -> None:
         self._target = weakref.ref(target)
         self._taken: dict[int, TakenSnapshot] = {}
         self._next = 1
@@ -203,7 +210,7 @@ class Snapshots:
         if target is not None and self._keepers is not None:
             target.engine.ask(target, on_ranks.forget)
 
-    def _finish(self, target: Any) -> None:
+    def _finish(self, target: ShardedMesh) -> None:
         """Wait for the snapshot in progress."""
         call, self._call = self._call, None
         if call is None:
@@ -227,7 +234,7 @@ class Snapshots:
             return []
         return self._go_back(target, found)
 
-    def _common(self, target: Any, replaced: list[int]) -> int | str:
+    def _common(self, target: ShardedMesh, replaced: list[int]) -> int | str:
         """Return the newest snapshot with every rank's part available somewhere, or the reason why there is none."""
         if not self._taken or self._keepers is None:
             return "there is no snapshot: Mesh.snapshot() takes one, and so does Mesh.execute()"
@@ -250,7 +257,7 @@ class Snapshots:
             return "the ranks have no snapshot in common: load a checkpoint (load_checkpoint)"
         return max(common)
 
-    def _go_back(self, target: Any, number: int) -> list[int]:
+    def _go_back(self, target: ShardedMesh, number: int) -> list[int]:
         taken = self._taken[number]
         values = taken.values()
         engine = target.engine
@@ -279,12 +286,12 @@ class Snapshots:
         return values
 
 
-def _handles(module: torch.nn.Module, target: Any) -> list[Tensor]:
+def _handles(module: torch.nn.Module, target: ShardedMesh) -> list[Tensor]:
     found = [*module.parameters(), *module.buffers()]
     return [x for x in found if type(x) is Tensor and x._spec.mesh is target]
 
 
-def _keepers(engine: Any, target: Any) -> dict[int, int]:
+def _keepers(engine: TensorEngine, target: ShardedMesh) -> dict[int, int]:
     """Return the rank that keeps each rank's copy: the next rank, if possible on another host."""
     procs = engine.world._target().procs
     ranks: list[int] = list(target.ranks)
@@ -333,7 +340,7 @@ class TrainingMethods:
     snapshot_every: int = 1
     _healed: MeshHealed | None = None
     _steps = 0
-    _target: Any
+    _target: ShardedMesh
 
     def snapshot(self, wait: bool = False) -> int:
         """Copy parameters, buffers and optimizer state in the memory of the ranks. Return the number of the snapshot.

@@ -8,7 +8,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import cloudpickle
 import torch
@@ -29,6 +29,11 @@ from monarch_kernel.runtime.tensor.training import rank
 from monarch_kernel.runtime.tensor.training import rank as on_ranks
 from monarch_kernel.runtime.tensor.training.rank import reduced
 from monarch_kernel.runtime.tensor.training.training_state import TrainingState
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
+    from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
+
 
 # Save and load modules and optimizers of a sharded mesh in a folder: ``save_checkpoint`` and ``load_checkpoint``.
 
@@ -332,7 +337,7 @@ def _on_some(ranks: set[int], function: Callable[[], None]) -> None:
         function()
 
 
-def _drop(engine: Any, target: Any, key: int) -> None:
+def _drop(engine: weakref.ref[TensorEngine], target: weakref.ref[ShardedMesh], key: int) -> None:
     """Release the module on the ranks after its deletion here."""
     living, mesh = engine(), target()
     if living is None or mesh is None or mesh.error is not None or mesh.procs._stopped:
@@ -482,7 +487,7 @@ class GradientSums:
 
     _all: ClassVar[weakref.WeakKeyDictionary[Any, GradientSums]] = weakref.WeakKeyDictionary()
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: TensorMesh) -> None:
         self._target = weakref.ref(target)
         self._waiting: list[Tensor] = []
         self._bytes = 0

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed
@@ -27,6 +27,10 @@ from monarch_kernel.runtime.tensor.rank.values import RankStore, store_of
 from monarch_kernel.runtime.tensor.sharded.rank.counts import counts
 from monarch_kernel.runtime.tensor.sharded.rank.layout import of_part
 from monarch_kernel.runtime.tensor.sharded.rank.state import rules
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 
 # Modules on the ranks: built there, sharded with torch's own functions, called by records.
 
@@ -87,7 +91,7 @@ class Built:
     """
 
     module: torch.nn.Module
-    mesh: Any
+    mesh: DeviceMesh
     data: tuple[int, ...]
     sums: bool
 
@@ -201,7 +205,7 @@ def _make(mesh_key: Any, function: bytes, data: tuple[int, ...]) -> Built:
     return Built(module, mesh, data, not sharded)
 
 
-def _value(tensor: torch.Tensor, mesh: Any) -> DTensor:
+def _value(tensor: torch.Tensor, mesh: DeviceMesh) -> DTensor:
     """Return a parameter or gradient as a value: a DTensor that shares its memory."""
     tensor = tensor.detach()
     if isinstance(tensor, DTensor):
@@ -353,7 +357,7 @@ def check(folder: str) -> None:
 
 
 def _empty(
-    mesh: Any, placements: Sequence[Placement], shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+    mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
 ) -> DTensor:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -11,6 +11,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 
 
 class TrainingState:
@@ -34,7 +37,7 @@ class TrainingState:
         return cls._of_target(mesh._target)
 
     @classmethod
-    def _of_target(cls, target: Any) -> TrainingState:
+    def _of_target(cls, target: TensorMesh) -> TrainingState:
         found = cls._all.get(target)
         if found is None:
             found = cls._all[target] = cls()

@@ -30,6 +30,8 @@ from monarch_kernel.runtime.tensor.sharded.rank import factories, state
 from monarch_kernel.runtime.tensor.wire import FailedValue
 
 if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
     from monarch_kernel.runtime.tensor.controller.stream import Stream
@@ -209,7 +211,7 @@ class ShardedMesh(TensorMesh):
         return result
 
     def _define(
-        self, key: Any, func: Any, args: Any, kwargs: Any, ins: list[Tensor], fixed_floats: bool = False
+        self, key: Any, func: OpOverload, args: Any, kwargs: Any, ins: list[Tensor], fixed_floats: bool = False
     ) -> Signature:
         if func not in self.composed:
             parts = _parts_of(func)
@@ -232,7 +234,7 @@ class ShardedMesh(TensorMesh):
             self._random.add(signature.number)
         return signature
 
-    def _new(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+    def _new(self, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
         """Implement a torch operation without input tensors, whose result is replicated on every rank."""
         if getattr(kwargs.get("device"), "type", None) == "meta":
             with _disable_current_modes():
@@ -270,7 +272,7 @@ class ShardedMesh(TensorMesh):
         issue.at_one_place = True  # type: ignore[attr-defined]
         return issue
 
-    def _lifted(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _lifted(self, func: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
         theirs = written(func, args, kwargs or {})
 
         def lift(x: Any) -> Any:
@@ -388,7 +390,7 @@ class ShardedMesh(TensorMesh):
         everywhere(self.engine, state.be_strict, self.key, strict)
 
 
-def _parts_of(func: Any) -> Any:
+def _parts_of(func: OpOverload) -> Any:
     """Return torch's decomposition of an operation on every device, if it has no kernel."""
     if isinstance(func, torch._ops.OpOverload) and torch._C._dispatch_has_kernel_for_dispatch_key(
         func.name(), torch._C.DispatchKey.CompositeImplicitAutograd
@@ -397,6 +399,6 @@ def _parts_of(func: Any) -> Any:
     return None
 
 
-def _makes_tensors(func: Any) -> bool:
+def _makes_tensors(func: OpOverload) -> bool:
     """Return whether an operation returns only tensors."""
     return bool(func._schema.returns) and all(str(each.type) == "Tensor" for each in func._schema.returns)

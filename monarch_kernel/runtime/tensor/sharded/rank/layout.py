@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -13,6 +13,11 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from monarch_kernel.runtime.tensor.rank import current_executor
 from monarch_kernel.runtime.tensor.rank.program import written
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.distributed.device_mesh import DeviceMesh
+
 
 aten: Any = torch.ops.aten
 
@@ -27,7 +32,7 @@ def whole_of(x: DTensor) -> torch.Tensor:
     return whole
 
 
-def part_of(whole: torch.Tensor, mesh: Any, placements: Sequence[Placement]) -> DTensor:
+def part_of(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
     """Return the DTensor of a tensor that every rank has.
 
     Nothing is sent. A replicated result shares memory with `whole`.
@@ -59,14 +64,14 @@ def strides_ordered_as(like: torch.Tensor, shape: Sequence[int]) -> tuple[int, .
     return tuple(strides)
 
 
-def dtensor_of(local: torch.Tensor, mesh: Any, placements: Sequence[Placement], meta: TensorMeta) -> DTensor:
+def dtensor_of(local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], meta: TensorMeta) -> DTensor:
     """Create the DTensor with this part, sharing its memory."""
     make: Any = DTensor
     return make(local.detach(), DTensorSpec(mesh, tuple(placements), tensor_meta=meta), requires_grad=False)
 
 
 def of_part(
-    local: torch.Tensor, mesh: Any, placements: Sequence[Placement], shape: Sequence[int], stride: Any = None
+    local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int], stride: Any = None
 ) -> DTensor:
     """Create the DTensor of this shape with this part. Gradients pass. Without strides, it is contiguous."""
     size = torch.Size(shape)
@@ -99,7 +104,7 @@ def write(x: DTensor, whole: torch.Tensor) -> None:
 # DTensor.
 
 
-def run_whole(op: Any, args: Any, kwargs: Any) -> Any:
+def run_whole(op: OpOverload, args: Any, kwargs: Any) -> Any:
     """Run the operation on whole tensors. Results have the layout of its first sharded input."""
     flat, tree = tree_flatten((list(args), kwargs))
     given = [x for x in flat if isinstance(x, DTensor)]
@@ -131,7 +136,7 @@ def run_whole(op: Any, args: Any, kwargs: Any) -> Any:
     return tree_map(scattered, out)
 
 
-def run_replicated(op: Any, args: Any, kwargs: Any) -> Any:
+def run_replicated(op: OpOverload, args: Any, kwargs: Any) -> Any:
     """Run an operation whose inputs are all replicated. It runs here as on one device, including views."""
     flat, tree = tree_flatten((list(args), kwargs))
     given = [x for x in flat if isinstance(x, DTensor)]
@@ -147,7 +152,7 @@ def run_replicated(op: Any, args: Any, kwargs: Any) -> Any:
     return tree_map(wrapped, out)
 
 
-def replicated(whole: torch.Tensor, mesh: Any) -> DTensor:
+def replicated(whole: torch.Tensor, mesh: DeviceMesh) -> DTensor:
     """Return a tensor that every rank has as a DTensor."""
     return part_of(whole, mesh, [Replicate()] * mesh.ndim)
 

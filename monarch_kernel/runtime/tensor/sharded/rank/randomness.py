@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate
@@ -16,6 +16,10 @@ from torch.utils._pytree import tree_leaves
 
 from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.sharded.rank.layout import part_of, run_whole, write
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
 
 aten: Any = torch.ops.aten
 
@@ -117,7 +121,7 @@ class MeshGenerator:
             default.set_state(before)
 
 
-def random_rule(op: Any, generator: MeshGenerator) -> Callable[..., Any]:
+def random_rule(op: OpOverload, generator: MeshGenerator) -> Callable[..., Any]:
     """Return the function to call instead of a random operation."""
 
     def fill(x: DTensor, *args: Any, **kwargs: Any) -> DTensor:

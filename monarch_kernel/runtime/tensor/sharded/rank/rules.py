@@ -13,7 +13,7 @@ import pickle
 import threading
 from collections.abc import Callable, Sequence
 from keyword import iskeyword
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -35,6 +35,9 @@ from monarch_kernel.runtime.tensor.sharded.rank.layout import (
 )
 from monarch_kernel.runtime.tensor.sharded.rank.randomness import MeshGenerator, random_rule
 from monarch_kernel.runtime.tensor.wire import Definition, TensorSlot
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
 # Rules for operations on a batch of independent entries: each rank computes its entries.
 #
@@ -465,7 +468,7 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.ran: list[tuple[Any, Any, Any, Any]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if DTensor in types:
             return NotImplemented  # DTensor then runs its operations on the parts
         out = func(*args, **(kwargs or {}))
@@ -473,7 +476,7 @@ class _Watch(TorchDispatchMode):
         return out
 
 
-def direct_rule(op: Any, run: Run, definition: Definition) -> tuple[Run, KnownLayouts] | None:
+def direct_rule(op: OpOverload, run: Run, definition: Definition) -> tuple[Run, KnownLayouts] | None:
     """Return a function to call in place of `run` and its cache, if the operation can ever run directly on parts.
 
     Args:
@@ -528,7 +531,7 @@ def direct_rule(op: Any, run: Run, definition: Definition) -> tuple[Run, KnownLa
     return call, known
 
 
-def _is_eligible(op: Any, definition: Definition) -> bool:
+def _is_eligible(op: OpOverload, definition: Definition) -> bool:
     """Return whether an operation computes one new tensor of its inputs, from its arguments alone."""
     if not isinstance(op, torch._ops.OpOverload) or not definition.inputs or definition.outputs != 1:
         return False
@@ -549,7 +552,7 @@ def _is_plain(spec: Any, result: bool = False) -> bool:
     return all(type(p) in kinds for p in spec.placements)
 
 
-def _ran_on_parts(op: Any, ran: list[tuple[Any, Any, Any, Any]], args: Any, kwargs: Any, out: Any) -> bool:
+def _ran_on_parts(op: OpOverload, ran: list[tuple[Any, Any, Any, Any]], args: Any, kwargs: Any, out: Any) -> bool:
     """Return whether only the operation ran, on the parts of its inputs, and returned `out`."""
     if len(ran) != 1:
         return False
@@ -562,7 +565,7 @@ def _ran_on_parts(op: Any, ran: list[tuple[Any, Any, Any, Any]], args: Any, kwar
     return all(_is_same(ours[name], theirs[name]) for name in ours)
 
 
-def _by_name(op: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+def _by_name(op: OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:
     """Return the arguments of a call by name, including defaults."""
     arguments = op._schema.arguments
     given = dict(zip([a.name for a in arguments], args)) | kwargs
@@ -610,7 +613,7 @@ class OperationRules:
         self._known: list[KnownLayouts] = []
         self._specs: dict[Any, Any] = {}
 
-    def of_definition(self, op: Any, definition: Definition) -> Callable[..., Any]:
+    def of_definition(self, op: OpOverload, definition: Definition) -> Callable[..., Any]:
         """Return the function that a program calls in place of its definition's operation."""
         run = self.of(op, definition.label)
         direct = direct_rule(op, run, definition)
@@ -626,7 +629,7 @@ class OperationRules:
         for known in self._known:
             known.forget()
 
-    def of(self, op: Any, name: str, definition: int = -1) -> Callable[..., Any]:
+    def of(self, op: OpOverload, name: str, definition: int = -1) -> Callable[..., Any]:
         """Return the function to call in place of an operation.
 
         Args:
@@ -684,7 +687,7 @@ class OperationRules:
             raise TypeError(f"the DTensor is on {theirs}, and was to be on {mesh}: adopt() takes it where it is")
         return dtensor_of(value._local_tensor, mesh, value.placements, value._spec.tensor_meta)
 
-    def _on_whole(self, op: Any, name: str, definition: int) -> Callable[..., Any]:
+    def _on_whole(self, op: OpOverload, name: str, definition: int) -> Callable[..., Any]:
         def fallback(*args: Any, **kwargs: Any) -> Any:
             given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, DTensor)]
             if not given:
@@ -711,7 +714,7 @@ def rules_of(extras: dict[str, Any]) -> OperationRules:
     return found
 
 
-def _with_fallback(op: Any, fallback: Callable[..., Any]) -> Callable[..., Any]:
+def _with_fallback(op: OpOverload, fallback: Callable[..., Any]) -> Callable[..., Any]:
     op = bare(op)
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -741,7 +744,7 @@ def _not_into_terms(run: Callable[..., Any], fallback: Callable[..., Any]) -> Ca
     return write
 
 
-def _writing(op: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+def _writing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a writing operation, so that views of the written tensor also change."""
     places = [
         (n, a.name) for n, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
@@ -760,7 +763,7 @@ def _writing(op: Any, run: Callable[..., Any]) -> Callable[..., Any]:
     return write
 
 
-def _viewing(op: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+def _viewing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a view operation, so that a view whose layout required a copy is recorded as a view."""
 
     def view(x: Any, *args: Any, **kwargs: Any) -> Any:
