@@ -104,7 +104,10 @@ def test_a_page_reaches_what_reads_pages() -> None:
     found = names(reached(files_of("test"), {"docs/configuration.md"}))
     assert {"test_environment.py", "test_project.py", "kernel/test_readme.py"} <= found
     assert "actor/test_ports.py" not in found
-    assert names(reached(files_of("engines"), {"docs/engines.md", "CHANGELOG.md"})) == {"parity/test_parity.py"}
+    assert names(reached(files_of("engines"), {"docs/engines.md", "CHANGELOG.md"})) == {
+        "notebooks/test_marimo_notebook.py",
+        "parity/test_parity.py",
+    }
 
 
 def test_a_test_reaches_itself_and_what_uses_it() -> None:
