@@ -1042,7 +1042,10 @@ class _Judge:
                 return None
             reason = f"the module is called {calls[1]} times in {self.b.name} and {calls[0]} times in {self.a.name}"
         else:
-            self._unaligned[f"only {'the reference ' if not two else ''}{self._other(run).name} has it"].append(key)
+            owner = self._other(run).name
+            if not two:
+                owner = "the reference" if owner == "reference" else f"the reference {owner}"
+            self._unaligned[f"only {owner} has it"].append(key)
             return None
         ranks = [part.rank for part in two] or list(self.b.ranks)
         # An optimizer that works during backward leaves no gradient.

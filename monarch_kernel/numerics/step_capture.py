@@ -416,12 +416,12 @@ class StepHooks:
     def _before_optimizer(self, optimizer: Optimizer) -> None:
         self._thread.root = None  # left by an interrupt, else None already
         self._leave_loss()
-        if self._active:
+        if self._active and not _steps_others(optimizer):
             with self._hook():
                 self.optimizer_begins(optimizer)
 
     def _after_optimizer(self, optimizer: Optimizer) -> None:
-        if self._active:
+        if self._active and not _steps_others(optimizer):
             with self._hook():
                 self.optimizer_ends(optimizer)
 
@@ -1061,7 +1061,7 @@ class Capture(StepHooks):
             return any(id(parameter) in names for group in optimizer.param_groups for parameter in group["params"])
 
         known = [each for each in (reference() for reference in self._optimizers) if each is not None and updates(each)]
-        return known or [each for each in _all_optimizers() if updates(each)]
+        return known or [each for each in _all_optimizers() if updates(each) and not _steps_others(each)]
 
     def _finish(self, updated: dict[str, str]) -> None:
         assert self._description is not None
@@ -1175,6 +1175,19 @@ def _held(tensor: torch.Tensor) -> bool:
     """Whether a parameter's memory is there; FSDP frees that of unsharded ones."""
     local = local_part(tensor)
     return local.numel() == 0 or local.untyped_storage().size() > 0
+
+
+def _steps_others(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer only holds others with the same parameters, which it steps, as TorchTitan's does."""
+    held: list[Optimizer] = []
+    for value in vars(optimizer).values():
+        items = cast("list[Any]", value) if isinstance(value, list | tuple) else [value]
+        held += [each for each in items if isinstance(each, Optimizer)]
+
+    def parameters(optimizers: Sequence[Optimizer]) -> set[int]:
+        return {id(each) for one in optimizers for group in one.param_groups for each in group["params"]}
+
+    return bool(held) and parameters(held) >= parameters([optimizer])
 
 
 def _shares(optimizer: Optimizer, step: _Step) -> bool:

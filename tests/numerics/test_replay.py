@@ -103,7 +103,7 @@ def test_results_of_operations_lie_where_this_rank_is(tmp_path: Path) -> None:
     assert found == [(0,), (1,)]
 
 
-@pytest.mark.parametrize("program", ["nested", "parts", "mixed"])
+@pytest.mark.parametrize("program", ["nested", "parts", "mixed", "contained"])
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")  # of global hooks
 def test_other_programs_are_bit_equal(tmp_path: Path, program: str) -> None:
     threads = torch.get_num_threads()

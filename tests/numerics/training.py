@@ -219,6 +219,31 @@ def mixed(steps: int) -> None:
         optimizer.zero_grad()
 
 
+class Optimizers(torch.optim.Optimizer):
+    """One optimizer for several, as some programs make."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        self.optimizers = list(optimizers)
+        super().__init__([each for one in optimizers for group in one.param_groups for each in group["params"]], {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Step all of them."""
+        for each in self.optimizers:
+            each.step(closure)
+
+
+def contained(steps: int) -> None:
+    """An optimizer that steps two others."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = Optimizers(*(torch.optim.AdamW(each.parameters(), lr=0.01) for each in (model[0], model[2])))
+    for step in range(steps):
+        x, y = batch(step, 0)
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        model.zero_grad()
+
+
 if __name__ == "__main__":
     import sys
 
