@@ -22,7 +22,7 @@ from workspace_sync.model.errors import ScanError, SyncError
 from workspace_sync.model.sync_report import SyncProgress, SyncReport
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
 from workspace_sync.receipt import DIGITS, forgotten_table, kept_text, progress_line, receipt_table, trees_table
-from workspace_sync.reload import SyncEvent, watch
+from workspace_sync.reload.file_events import SyncEvent, watch
 from workspace_sync.reload.live import rollback, sync
 from workspace_sync.transfer.messages import Collected, HostState
 

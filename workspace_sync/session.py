@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from monarch_kernel.display.quantities import text_size
 from monarch_kernel.introspection import ToolHost, each_host
 from monarch_kernel.workers import Placement, place_ranks, unplace_ranks
-from workspace_sync.environment import LockFile, check_compatible, facts, read_lock
+from workspace_sync.environment.facts import check_compatible, facts
+from workspace_sync.environment.locked import LockFile, read_lock
 from workspace_sync.model import errors
 from workspace_sync.model.errors import IncompatibleError, ScanError, SyncError, WorkspaceBusyError
 from workspace_sync.model.sync_report import Forgotten, HostReport, Phases, SyncProgress, SyncReport

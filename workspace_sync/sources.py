@@ -11,15 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from workspace_sync.environment import (
-    EnvironmentScan,
-    Followed,
-    editables,
-    environment,
-    environment_manifest,
-    follow,
-    with_sources,
-)
+from workspace_sync.environment.editables import Followed, editables, follow
+from workspace_sync.environment.kinds import environment
+from workspace_sync.environment.manifests import EnvironmentScan, environment_manifest, with_sources
 from workspace_sync.model.manifest import Manifest, entry_path, printable
 from workspace_sync.model.workspace import Workspace
 from workspace_sync.scanning import ContentTaker, Index, Scan, read_first, scan

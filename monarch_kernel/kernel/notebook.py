@@ -89,7 +89,7 @@ class EnvironmentChanges:
         before, self._before = self._before, None
         if before is None:
             return ""
-        from workspace_sync.environment import changed_distributions
+        from workspace_sync.environment.kinds import changed_distributions
 
         after, meshes = _installed(), self._concerned()
         if after is None or not meshes:
@@ -112,7 +112,7 @@ class EnvironmentChanges:
 
 def _installed() -> dict[str, Installed] | None:
     """Return the packages installed in the environment of this kernel; None if it has no environment."""
-    from workspace_sync.environment import distributions, environment
+    from workspace_sync.environment.kinds import distributions, environment
     from workspace_sync.model.errors import ScanError
     from workspace_sync.model.workspace import CondaEnvironment
 

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from monarch_kernel.kernel.notebook import Notebook
     from workspace_sync.model.sync_report import SyncProgress, SyncReport
     from workspace_sync.model.workspace import Links, Workspace
-    from workspace_sync.reload import LiveReport, ModuleSelection, SyncEvent, Watcher
     from workspace_sync.reload.client import How
+    from workspace_sync.reload.file_events import SyncEvent, Watcher
+    from workspace_sync.reload.live import LiveReport
+    from workspace_sync.reload.refresh_report import ModuleSelection
     from workspace_sync.transfer.messages import HostState
 
 
@@ -101,7 +103,8 @@ class Workspaces:
 
     def watch(self, notebook: Notebook, hosts: HostMesh | ProcMesh, workspace: Workspace, how: How) -> None:
         """Sync at every save from now on, and show the last event in one line of the running cell."""
-        from workspace_sync.reload import ModuleSelection, watch
+        from workspace_sync.reload.file_events import watch
+        from workspace_sync.reload.refresh_report import ModuleSelection
 
         self.unwatch()
         self.last = workspace
@@ -150,7 +153,7 @@ class SyncEventLine:
 
 def autoreload_selection(shell: InteractiveShell) -> ModuleSelection | None:
     """Return the mode of `%autoreload` in this kernel, for ranks; None if that extension is not loaded."""
-    from workspace_sync.reload import selection_of
+    from workspace_sync.reload.refresh_report import selection_of
 
     magics = shell.magics_manager.registry.get("AutoreloadMagics")
     if magics is None:
@@ -228,7 +231,7 @@ def host_trees(notebook: Notebook, mesh: ProcMesh, timeout: float) -> list[HostT
 
 def older_modules(mesh: ProcMesh, timeout: float) -> dict[int, list[str]]:
     """Return the outdated modules of the ranks that answer in time: their hosts have newer versions."""
-    from workspace_sync.reload import stale_modules
+    from workspace_sync.reload.client import stale_modules
 
     found: dict[int, list[str]] = {}
     for module in stale_modules(mesh, timeout=timeout):

@@ -342,7 +342,7 @@ class _SyncFollower:
                     log.debug("the older modules of %s are unknown: %s", mesh.name, e)
 
     def _tell(self, mesh: ProcMesh) -> None:
-        from workspace_sync.reload import stale_modules
+        from workspace_sync.reload.client import stale_modules
 
         whole = whole_of(mesh).procs
         stale = stale_modules(whole, timeout=ASK_TIMEOUT)

@@ -23,7 +23,7 @@ from monarch_kernel.debugger.source_locations import SourceLocation
 from monarch_kernel.workers import Placement, client_path, place_ranks
 from tests.actor.actors import PATIENCE
 from tests.conftest import wait_until
-from workspace_sync.reload import contact, refresh
+from workspace_sync.reload.client import contact, refresh
 
 FIRST = """\
 def work(n):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 from pathlib import Path
@@ -28,6 +29,7 @@ from monarch_kernel.launchers.walltime import WalltimeNotice
 from monarch_kernel.runtime.host.worker_agent import WALLTIME_MARGIN
 from tests.conftest import wait_until
 from tests.launchers.conformance import Conformance, Engine, clean, processes_of
+from tests.waiting import patience
 
 __all__ = ["clean"]
 
@@ -109,20 +111,27 @@ def test_the_warning_does_not_wait_for_hosts_that_do_not_come(monkeypatch: pytes
     wait_until(lambda: not [each for each in threading.enumerate() if each.name == "walltime-renewal"], "nobody asks")
 
 
+class LimitedFirst(ProcessLauncher):
+    """Later hosts have no limit."""
+
+    def more(self, ticket: Ticket, count: int, request: LaunchRequest) -> Ticket:
+        return super().more(ticket, count, dataclasses.replace(request, resources=Resources()))
+
+
 def test_the_end_of_the_walltime_is_warned_of_and_other_hosts_take_over(tmp_path: Path) -> None:
     notices: list[WalltimeNotice] = []
+    left = patience(6.0)
     job = EngineJob(
-        ProcessLauncher(),
+        LimitedFirst(),
         {"hosts": 1},
-        resources=Resources(walltime=WALLTIME_MARGIN + 6.0),
+        resources=Resources(walltime=WALLTIME_MARGIN + left),
         idle=60,
-        warn_before=WALLTIME_MARGIN + 5.0,
+        warn_before=WALLTIME_MARGIN + left - 1.0,
         renew=True,
         on_walltime=notices.append,
     )
     hosts = job.state(cached_path=None).hosts
     assert "; the walltime ends in " in str(job.status())
-    job._resources = Resources()  # the next host has no limit
     procs = hosts.spawn_procs(per_host={"gpus": 1}, restart="on_failure", spares=job)
     savers: Any = procs.spawn("savers", Saver)
     before = savers.pid.call_one().get()

@@ -34,8 +34,8 @@ from monarch_kernel.protocol.messages import PREFIX, ProcStarted, encode
 from monarch_kernel.runtime.node.link import Link
 from monarch_kernel.runtime.node.poller import Poller
 from tests.debugger.test_report_files import plain
-from workspace_sync.environment import pack, unpack
 from workspace_sync.environment.locked import _locked_wheels
+from workspace_sync.environment.packing import pack, unpack
 from workspace_sync.model.errors import SyncError
 from workspace_sync.model.manifest import (
     FileEntry,

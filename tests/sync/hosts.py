@@ -12,8 +12,8 @@ from typing import Any
 from monarch_kernel.private_files import PrivateFolder
 from tests.sync.trees import Snapshot, snapshot
 from tests.workers import Team, team
-from workspace_sync.store import Store
 from workspace_sync.store.records import SlotRecord, read_record
+from workspace_sync.store.store import Store
 
 #: What the folder of a workspace has, and the name of an object.
 NAMES = {"current", "generations", "kept", "lock", "manifests", "slots", "waiting"}

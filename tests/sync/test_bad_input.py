@@ -22,7 +22,7 @@ from tests.waiting import patience
 from workspace_sync import Workspace, sync, verify
 from workspace_sync.model.errors import ScanError, SyncError
 from workspace_sync.model.sync_report import SyncReport
-from workspace_sync.store import Store
+from workspace_sync.store.store import Store
 
 Hosts = Callable[..., StoreHosts]
 MB = 1 << 20

@@ -109,8 +109,9 @@ def test_metrics_of_real_ranks(procs: Procs, faults: queue.Queue[Any]) -> None:
         host = os.uname().nodename
         counted = ("monarch_calls_total", host, mesh.name)
         wait_until(lambda: read().get(counted) == 22, "all calls were counted")
+        idle = ("monarch_ranks", host, mesh.name, "idle")
+        wait_until(lambda: read().get(idle) == 2, "both ranks are reported as idle")
         found = read()
-        assert found["monarch_ranks", host, mesh.name, "idle"] == 2
         assert found["monarch_rank_memory_bytes", host, mesh.name] > 1e6
         assert found["monarch_call_seconds_count", "worker.work"] == 10
         assert found["monarch_call_seconds_bucket", "worker.work", "+Inf"] == 10

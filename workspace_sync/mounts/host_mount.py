@@ -51,7 +51,7 @@ from workspace_sync.mounts.protocol import (
     Request,
 )
 from workspace_sync.mounts.source import Edition, Loan, Slabs, Way
-from workspace_sync.store import Store
+from workspace_sync.store.store import Store
 
 # Store the content of a remote mount on a host, and fetch missing blocks.
 #

@@ -18,11 +18,15 @@ from typing import TYPE_CHECKING, Any
 from monarch_kernel.actor import Actor, endpoint
 from monarch_kernel.introspection import ToolHost, spawn_tool
 from monarch_kernel.rdma import RDMABuffer, configure
-from workspace_sync.environment import LockFile, MachineFacts, Rewriter, clear, facts, made_from_lock
+from workspace_sync.environment.facts import MachineFacts, facts
+from workspace_sync.environment.locked import LockFile, clear, made_from_lock
+from workspace_sync.environment.rewriter import Rewriter
 from workspace_sync.model.errors import IncompatibleError, ScanError, StoreError, SyncError, TamperedError
 from workspace_sync.model.manifest import FileEntry, Manifest, ManifestDelta, changes, decode_delta, patched, printable
-from workspace_sync.store import EarlyTree, Staging, Store, WorkspaceFolder
-from workspace_sync.store.staging import SlotReader
+from workspace_sync.store.early_tree import EarlyTree
+from workspace_sync.store.staging import SlotReader, Staging
+from workspace_sync.store.store import Store
+from workspace_sync.store.workspace_folder import WorkspaceFolder
 from workspace_sync.transfer.blocks import BlockPool, Piece, block_bytes, files_in, fill, piece_order, pieces_in, refill
 from workspace_sync.transfer.messages import (
     Collected,

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from workspace_sync.environment import LockFile
-from workspace_sync.store import Footprint, Generation
+from workspace_sync.environment.locked import LockFile
+from workspace_sync.store.kept import Footprint
+from workspace_sync.store.records import Generation
 from workspace_sync.transfer.blocks import Piece
 
 #: The maximum size of content that is included in the stage request (bytes), which saves a round trip. The client

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_kernel.rdma import RDMABuffer
-from workspace_sync.environment import LockFile
+from workspace_sync.environment.locked import LockFile
 from workspace_sync.model.sync_report import SyncProgress
 from workspace_sync.transfer.blocks import Changes, ContentBlock, PartChange, Piece, pack
 from workspace_sync.transfer.calls import Answer, Calls

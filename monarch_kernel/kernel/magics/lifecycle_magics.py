@@ -332,7 +332,7 @@ def environment_prefix(command: str, name: str) -> str:
     Raises:
         UsageError: there is no such environment; the message lists similar names.
     """
-    from workspace_sync.environment import environment
+    from workspace_sync.environment.kinds import environment
     from workspace_sync.model.errors import ScanError
 
     known = dict(_conda_environments())

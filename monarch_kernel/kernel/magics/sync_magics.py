@@ -111,7 +111,8 @@ class SyncMagics(Subcommands):
     def _sync(
         self, found: Arguments, hosts: HostMesh | ProcMesh, workspace: Workspace, how: How | None
     ) -> SyncReport | None:
-        from workspace_sync.reload import ModuleSelection, sync_live
+        from workspace_sync.reload.live import sync_live
+        from workspace_sync.reload.refresh_report import ModuleSelection
 
         notebook = self._notebook
         selection = ModuleSelection()

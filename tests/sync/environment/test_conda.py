@@ -11,7 +11,7 @@ import pytest
 
 from tests.sync.environment.channel import Channel
 from tests.sync.environment.trees import assert_equal_trees, installed, moved, stored
-from workspace_sync.environment import environment_manifest
+from workspace_sync.environment.manifests import environment_manifest
 from workspace_sync.model.errors import IncompatibleError
 from workspace_sync.scanning import Index
 

@@ -15,7 +15,9 @@ import rattler
 from tests.sync.environment.channel import Channel
 from tests.sync.environment.trees import installed
 from tests.sync.environment.wheels import pip, venv, wheel
-from workspace_sync.environment import changed_distributions, create, distributions, environment, locked
+from workspace_sync.environment import locked
+from workspace_sync.environment.kinds import changed_distributions, distributions, environment
+from workspace_sync.environment.locked import create
 from workspace_sync.model.errors import IncompatibleError, StoreError
 
 

@@ -12,7 +12,9 @@ import pytest
 
 from tests.sync.environment.trees import stored
 from tests.sync.environment.wheels import pip, venv, wheel
-from workspace_sync.environment import editables, environment, environment_manifest, follow
+from workspace_sync.environment.editables import editables, follow
+from workspace_sync.environment.kinds import environment
+from workspace_sync.environment.manifests import environment_manifest
 from workspace_sync.environment.rewriting import record_hash
 from workspace_sync.model.errors import ScanError
 from workspace_sync.model.manifest import FileEntry, Folder, seal

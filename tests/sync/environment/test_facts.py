@@ -9,7 +9,7 @@ import sysconfig
 import msgspec
 import pytest
 
-from workspace_sync.environment import MachineFacts, Needs, check_compatible, facts
+from workspace_sync.environment.facts import MachineFacts, Needs, check_compatible, facts
 from workspace_sync.model.errors import IncompatibleError
 
 HERE = MachineFacts("client", "Linux", "x86_64", "glibc", (2, 36), "3.11.7")

@@ -17,8 +17,9 @@ import pytest
 from tests.sync.environment.channel import Channel
 from tests.sync.environment.trees import assert_equal_trees, installed
 from tests.sync.environment.wheels import venv, wheel
-from workspace_sync.environment import Needs, environment_manifest, facts, pack, unpack
-from workspace_sync.environment.packing import _Header
+from workspace_sync.environment.facts import Needs, facts
+from workspace_sync.environment.manifests import environment_manifest
+from workspace_sync.environment.packing import _Header, pack, unpack
 from workspace_sync.model.errors import IncompatibleError, StoreError, TamperedError
 from workspace_sync.model.manifest import FileEntry, Folder, ManifestDelta, Rewrite, folder_digest
 from workspace_sync.scanning import Index

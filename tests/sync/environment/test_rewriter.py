@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from workspace_sync.environment import Rewriter
+from workspace_sync.environment.rewriter import Rewriter
 from workspace_sync.environment.rewriting import replace_conda, replace_conda_env, replace_pip, restored_binary
 from workspace_sync.model.errors import IncompatibleError
 from workspace_sync.model.manifest import FileEntry, Rewrite, digest_of

@@ -11,7 +11,9 @@ import pytest
 
 from tests.sync.environment.trees import assert_equal_trees, installed, moved, stored
 from tests.sync.environment.uv_projects import UvProject, packages, project
-from workspace_sync.environment import editables, environment, environment_manifest, follow
+from workspace_sync.environment.editables import editables, follow
+from workspace_sync.environment.kinds import environment
+from workspace_sync.environment.manifests import environment_manifest
 from workspace_sync.model.errors import ScanError
 from workspace_sync.model.workspace import Workspace
 from workspace_sync.scanning import Index, scan

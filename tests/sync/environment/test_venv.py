@@ -12,7 +12,8 @@ import pytest
 
 from tests.sync.environment.trees import assert_equal_trees, installed, moved, stored
 from tests.sync.environment.wheels import venv, wheel
-from workspace_sync.environment import environment, environment_manifest
+from workspace_sync.environment.kinds import environment
+from workspace_sync.environment.manifests import environment_manifest
 from workspace_sync.model.errors import IncompatibleError, ScanError
 from workspace_sync.scanning import Index
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from workspace_sync.environment import EnvironmentScan, Rewriter
+from workspace_sync.environment.manifests import EnvironmentScan
+from workspace_sync.environment.rewriter import Rewriter
 from workspace_sync.model.manifest import FileEntry
 from workspace_sync.scanning import Scan
-from workspace_sync.store import Store
+from workspace_sync.store.store import Store
 
 
 def content(scanned: EnvironmentScan, entry: FileEntry) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 from monarch_kernel.actor import ProcMesh
 from tests.sync.reload.sources import Sources
 from tests.waiting import patience
-from workspace_sync.reload import contact, refresh, refresh_here, stale_modules
+from workspace_sync.reload.client import contact, refresh, refresh_here, stale_modules
 
 PATIENCE = patience(60.0)
 

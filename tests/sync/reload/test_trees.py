@@ -8,8 +8,7 @@ from pathlib import Path
 from monarch_kernel.actor import ProcMesh
 from tests.sync.reload.sources import Sources
 from tests.waiting import patience
-from workspace_sync.reload import contact, enter, refresh, stale_modules
-from workspace_sync.reload.client import folders_of
+from workspace_sync.reload.client import contact, enter, folders_of, refresh, stale_modules
 
 PATIENCE = patience(60.0)
 

@@ -18,8 +18,9 @@ from tests.sync.reload.sources import Sources
 from tests.waiting import patience
 from workspace_sync.model.sync_report import HostReport, SyncReport
 from workspace_sync.model.workspace import Workspace
-from workspace_sync.reload import LiveReport, ModuleSelection, SyncEvent, selection_of, sync_live, watch
-from workspace_sync.reload.file_events import Ignored, Watcher
+from workspace_sync.reload.file_events import Ignored, SyncEvent, Watcher, watch
+from workspace_sync.reload.live import LiveReport, sync_live
+from workspace_sync.reload.refresh_report import ModuleSelection, selection_of
 
 PATIENCE = patience(60.0)
 

@@ -28,7 +28,7 @@ def user(other_user: OtherUser, shared: Path) -> Callable[[str], str]:
     prelude = f"""
         import concurrent.futures.thread, os, pwd, sys
         from tests.sync.store.trees import *
-        from workspace_sync.store import Store
+        from workspace_sync.store.store import Store
         os.setgroups([]); os.setgid({other_user.uid}); os.setuid({other_user.uid}); os.chdir("/")
     """
 

@@ -16,7 +16,8 @@ import sys
 from collections.abc import Callable
 
 from tests.sync.store.trees import Content, Link, expected, file, on_disk, sync
-from workspace_sync.store import Store, WorkspaceFolder
+from workspace_sync.store.store import Store
+from workspace_sync.store.workspace_folder import WorkspaceFolder
 
 _TRACEME, _SYSCALL, _SETOPTIONS, _GET_SYSCALL_INFO = 0, 24, 0x4200, 0x420E
 _OPTIONS = 0x1 | 0x8 | 0x100000  # TRACESYSGOOD, TRACECLONE, EXITKILL

@@ -12,8 +12,9 @@ import pytest
 
 from tests.sync.store.trees import Content, expected, file, missing, on_disk, roll_back, sync
 from workspace_sync.model.errors import StoreError, TamperedError, WorkspaceBusyError
-from workspace_sync.store import Store, WorkspaceFolder
 from workspace_sync.store.records import SlotRecord, read_record, write_record
+from workspace_sync.store.store import Store
+from workspace_sync.store.workspace_folder import WorkspaceFolder
 
 
 @pytest.fixture

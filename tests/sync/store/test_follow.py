@@ -14,8 +14,9 @@ import pytest
 from tests.sync.store.trees import Content, expected, file, missing, on_disk, roll_back, sync
 from tests.waiting import patience
 from workspace_sync.model.manifest import FileEntry, Rewrite
-from workspace_sync.store import Store, WorkspaceFolder
 from workspace_sync.store import store as store_module
+from workspace_sync.store.store import Store
+from workspace_sync.store.workspace_folder import WorkspaceFolder
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ import workspace_sync.store.store as store_module
 from tests.sync.store.trees import Content, Link, expected, on_disk, sync
 from tests.waiting import patience
 from workspace_sync.model.errors import TamperedError, WorkspaceBusyError
-from workspace_sync.store import Store, WorkspaceFolder
+from workspace_sync.store.store import Store
+from workspace_sync.store.workspace_folder import WorkspaceFolder
 
 CONTENT = Content(
     {b"a.py": b"a = 1\n", b"dir/b": b"b" * 100, b"hollow/": 0o500, b"out": Link(b"/etc"), b"dir/link": Link(b"../a.py")}

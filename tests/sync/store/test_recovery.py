@@ -13,7 +13,8 @@ import pytest
 
 from tests.sync.store.trees import Content, expected, on_disk, roll_back, sync
 from tests.waiting import patience
-from workspace_sync.store import Store, WorkspaceFolder
+from workspace_sync.store.store import Store
+from workspace_sync.store.workspace_folder import WorkspaceFolder
 
 OLD, NEW = Content({b"a": b"old", b"dir/b": b"b" * 100}), Content({b"a": b"new", b"dir/b": b"b" * 100})
 ENV = Content({b"bin/python": b"#!"})

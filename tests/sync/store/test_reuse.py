@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.sync.store.trees import Content, expected, file, missing, on_disk, roll_back, sync
-from workspace_sync.store import Store, WorkspaceFolder
+from workspace_sync.store.store import Store
+from workspace_sync.store.workspace_folder import WorkspaceFolder
 
 CHUNK = 64 << 10
 

@@ -12,7 +12,8 @@ import pytest
 
 from tests.sync.store.trees import Content, Link, expected, file, on_disk, sync
 from workspace_sync.model.errors import StoreError
-from workspace_sync.store import Store, WorkspaceFolder
+from workspace_sync.store.store import Store
+from workspace_sync.store.workspace_folder import WorkspaceFolder
 
 
 @pytest.fixture

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workspace_sync.model.manifest import FileEntry, Folder, Manifest, Rewrite, digest_of, seal
-from workspace_sync.store import Generation, Staging, WorkspaceFolder
+from workspace_sync.store.records import Generation
+from workspace_sync.store.staging import Staging
+from workspace_sync.store.workspace_folder import WorkspaceFolder
 
 MTIME = 1_700_000_000_123_456_789
 

@@ -66,7 +66,7 @@ def same(got: Snapshot | None, expected: Snapshot) -> bool:
 
 def nothing_staged(store: Path) -> bool:
     """Whether no slot of a store is being changed: the next sync would have nothing to repair."""
-    from workspace_sync.store import Store
+    from workspace_sync.store.store import Store
 
     with Store(str(store)) as opened:
         return all(not opened.workspace(name).state().repair for name in opened.workspaces())
@@ -192,7 +192,7 @@ def test_two_clients_of_one_workspace(store_hosts: Hosts, large: Path, monkeypat
     made = store_hosts(2)
     sync(made.mesh, at_root(large))
     (large / "f1.bin").write_bytes(b"new")
-    from workspace_sync.store import Store
+    from workspace_sync.store.store import Store
 
     with Store(str(made.stores[1])) as store:
         (name,) = store.workspaces()

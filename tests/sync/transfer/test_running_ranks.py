@@ -15,7 +15,7 @@ from tests.actor.actors import PATIENCE
 from tests.conftest import alive, wait_until
 from tests.sync.hosts import StoreHosts
 from workspace_sync import SyncError, Workspace, rollback, sync
-from workspace_sync.reload import sync_live
+from workspace_sync.reload.live import sync_live
 from workspace_sync.transfer.staging_run import StagingRun
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.sync.store.trees import Content
 from workspace_sync import StoreError
-from workspace_sync.store import Store
 from workspace_sync.store.staging import SlotReader
+from workspace_sync.store.store import Store
 from workspace_sync.transfer.blocks import block_bytes, fill, pieces_in
 
 
