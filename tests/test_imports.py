@@ -130,7 +130,7 @@ ALLOWED: dict[str, set[str]] = {
         f"{RUNTIME}.node.node",
         f"{RUNTIME}.rank.output_capture",
         *(f"{RUNTIME}.actor.{part}" for part in ("calls", "execution.collectives", "extensions", "meshes.actor_mesh")),
-        *(f"{RUNTIME}.actor.{part}" for part in ("system", "wire_types")),
+        *(f"{RUNTIME}.actor.{part}" for part in ("output", "system", "wire_types")),
     },
     # Jobs that others have started; what is in a rank before somebody joins imports the private folders alone.
     f"{ENGINES}.join": {

@@ -22,9 +22,10 @@ from monarch_kernel.engines.join.controller import JoinController, JoinedJob, Li
 from monarch_kernel.errors import KeptError, capture
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.rank.executor import CellExecutor, CellReply
+from monarch_kernel.output import subscribe
 from monarch_kernel.protocol.data_pickles import check_data, without_foreign_exceptions
 from monarch_kernel.protocol.faults import Fault, encode_fault
-from monarch_kernel.protocol.messages import ERROR, OK, Call, Create, Reply
+from monarch_kernel.protocol.messages import ERROR, OK, Call, Create, OutputChunk, Reply
 from monarch_kernel.protocol.serialize import dumps_flat
 from monarch_kernel.runtime.actor.calls.pending import OneCall
 from workspace_sync.model.errors import SyncError
@@ -219,3 +220,15 @@ def test_a_rank_calls_what_it_may_call_with_data(viewer: Viewer, tmp_path: Path,
         if isinstance(message, Call):
             assert viewer.ranks[0].last(Reply)[0].status == ERROR
     assert set(viewer.jobs.system.actors) == actors and not taken.exists()
+
+
+def test_output_of_a_rank_is_kept_and_goes_to_subscribers_only(
+    viewer: Viewer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    viewer.get(0, OutputChunk("", 1), b"kept\n")
+    seen: list[tuple[str, int, str]] = []
+    with subscribe(lambda out: seen.append((out.mesh, out.rank, out.data))):
+        viewer.get(1, OutputChunk("", 1), b"seen\n")
+    assert seen == [("m", 1, "seen\n")]
+    assert capsys.readouterr().out == ""
+    assert list(viewer.jobs.logs(viewer.procs).values()) == ["kept\n", "seen\n"]

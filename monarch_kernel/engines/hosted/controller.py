@@ -25,6 +25,7 @@ from monarch_kernel.protocol.messages import Call, Create, OutputChunk, Reply
 from monarch_kernel.protocol.output_records import plain_text
 from monarch_kernel.protocol.refs import Death, DeathKind, ProcRef
 from monarch_kernel.protocol.serialize import Body, loads
+from monarch_kernel.runtime.actor.output import has_subscribers
 from monarch_kernel.runtime.actor.system import ActorSystem, get_actor_system
 from monarch_kernel.runtime.actor.wire_types import LocalLink
 from monarch_kernel.runtime.mesh.shape import SINGLE, Region
@@ -385,8 +386,9 @@ class ToolController:
         kept.append((stream, data))
         while sum(len(each) for _, each in kept) > KEPT_OUTPUT:
             kept.pop(0)
-        for sink in self.system.output_sinks:
-            sink(f"{mesh.uid}.{rank}", stream, data)
+        if has_subscribers():  # the terminal of a script shows the output of its own ranks only
+            for sink in self.system.output_sinks:
+                sink(f"{mesh.uid}.{rank}", stream, data)
 
     def logs(self, mesh: ProcMesh, *, ranks: Sequence[int] | None = None, tail: int | None = None) -> ValueMesh[str]:
         """See ``ToolRuntime``."""

@@ -322,6 +322,11 @@ def subscribe(callback: Callable[[RankOutput], None]) -> Subscription:
     return _subscribers.subscribe(callback)
 
 
+def has_subscribers() -> bool:
+    """Return whether any callback takes output. If none does, the terminal shows that of this controller's ranks."""
+    return bool(_subscribers)
+
+
 def flush_default() -> None:
     """Show all output that the terminal still holds."""
     if _hub is not None and not _subscribers:
