@@ -98,6 +98,7 @@ ENGINES = [
     "numerics/test_mesh_rules.py",
     "numerics/test_programs.py",
     "numerics/test_reference.py",
+    "numerics/test_titan.py",
     "parity/test_parity.py",
     "spmd/test_process_groups.py",
     "sync/transfer/test_losses.py",
