@@ -196,6 +196,7 @@ CHECKED = {
     **dict.fromkeys(("display", "mesh", "supervision"), "checked_module"),
     # Chromium keeps processes for pages to come; what kernels have left is checked after each test.
     "browser": "checked_session",
+    "hub": "checked_session",
     # Runtimes live on hosts, which are watched; in the guest, everything is slow.
     "network": "",
     "rdma_guest": "checked_session",

@@ -84,6 +84,7 @@ else
   ensure "tests of hosts by Kubernetes" apiserver
   ensure "tests of hosts by Lightning" env -C .. .venv/bin/python -m tests.launchers.lightning
   ensure "tests of hosts by SkyPilot" env -C .. .venv/bin/python -m tests.launchers.sky_engine
+  ensure "tests of JupyterHub, and of notebooks that several pages share" env -C .. .venv/bin/python -m tests.hub.hub
   ensure "tests of joining jobs of mpirun" installed openmpi-bin mpirun
   ensure "tests of joining processes that nobody has prepared" join/python314.sh
   ensure "the test of the notebook on TorchTitan" env -C .. .venv/bin/python -m tests.notebooks titan

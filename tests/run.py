@@ -56,6 +56,7 @@ ENGINES = [
     "debugger/outside/test_look_slurm.py",
     "engines",
     "host/test_workers.py",
+    "hub",
     "installs",
     "join/test_chaos.py",
     "join/test_elastic.py",

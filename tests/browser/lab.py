@@ -14,6 +14,7 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 from monarch_kernel.kernel.install import KERNEL_NAME, install
 from tests.conftest import alive, children, wait_until
@@ -41,30 +42,49 @@ def browser_path() -> str:
     return found.stdout.strip()
 
 
+def serve_panel(data: Path, config: Path) -> None:
+    """Have a server of another environment find this checkout's panel, kernel and extension of the server.
+
+    Args:
+        data: a folder for JUPYTER_PATH.
+        config: a folder of Jupyter's settings.
+    """
+    panel = data / "labextensions" / "monarch-kernel-lab"
+    panel.parent.mkdir(parents=True)
+    panel.symlink_to(ROOT / "labextension" / "prebuilt")
+    install(prefix=str(data.parents[1]))
+    enabled = config / "jupyter_server_config.d"
+    enabled.mkdir(parents=True)
+    shutil.copy(ROOT / "monarch_kernel" / "server" / "config" / "monarch_kernel.json", enabled)
+
+
 class Server:
     """A server of its own, with nothing of the user's.
 
     Args:
         folder: its files, an empty one; notebooks and kernels are in its `work`.
+        python: the interpreter of the server's environment; kernels run in that of the tests.
+        base_url: the part of the address that all its pages have.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, python: Path = Path(sys.executable), base_url: str = "/") -> None:
         self.folder = folder
         self.token = secrets.token_hex(8)
         self.url = ""
+        self._python = python
+        self._base_url = base_url
 
     def __enter__(self) -> Server:
-        folder, prefix, runtime = self.folder, self.folder / "prefix", self.folder / "runtime"
-        install(prefix=str(prefix))
+        folder, data, runtime = self.folder, self.folder / "prefix" / "share" / "jupyter", self.folder / "runtime"
+        serve_panel(data, folder / "config")
         self.empty()
         # Else each page that is opened starts a node, to see whether JupyterLab is to be built anew.
-        (folder / "config").mkdir()
         page = {"page_config_data": {"buildAvailable": False, "buildCheck": False}}
         settings = json.dumps({"ServerApp": {"tornado_settings": page}})
         (folder / "config" / "jupyter_server_config.json").write_text(settings)
         env = {
             **os.environ,
-            "JUPYTER_PATH": str(prefix / "share" / "jupyter"),
+            "JUPYTER_PATH": str(data),
             "JUPYTER_PREFER_ENV_PATH": "0",
             "JUPYTER_CONFIG_DIR": str(folder / "config"),
             "JUPYTER_DATA_DIR": str(folder / "data"),
@@ -79,12 +99,14 @@ class Server:
         with (folder / "server.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.port=0"),
+                    *(str(self._python), "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.port=0"),
                     *("--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={folder / 'work'}"),
+                    f"--ServerApp.base_url={self._base_url}",
                     *("--LabApp.expose_app_in_browser=True", "--JupyterNotebookApp.expose_app_in_browser=True"),
                     "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
                 ],
                 env=env,
+                cwd=folder,  # extensions of the server leave files there
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -108,6 +130,10 @@ class Server:
         quiet = self.folder / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
         quiet.parent.mkdir(parents=True)
         quiet.write_text('{"checkForUpdates": false, "fetchNews": "false"}')
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file into the folder of notebooks."""
+        (self.folder / "work" / name).write_text(text)
 
     def end_kernels(self) -> None:
         """End its kernels, and wait until nothing is left of them."""
@@ -133,11 +159,13 @@ class Lab:
     Args:
         page: playwright's.
         server: whose notebook it is.
+        url: where the browser finds the server, if a proxy stands before it.
     """
 
-    def __init__(self, page: Any, server: Server) -> None:
+    def __init__(self, page: Any, server: Server, url: str = "") -> None:
         self.page = page
         self._server = server
+        self._url = url or server.url
         self.folder = server.folder
         page.set_default_timeout(PATIENCE)
 
@@ -156,17 +184,23 @@ class Lab:
         ]
         spec = {"name": kernel, "display_name": kernel, "language": "python"}
         notebook = {"cells": source, "metadata": {"kernelspec": spec}, "nbformat": 4, "nbformat_minor": 5}
-        (self.folder / "work" / "book.ipynb").write_text(json.dumps(notebook))
+        self._server.write("book.ipynb", json.dumps(notebook))
         if self._is_usable() and not in_notebook_7:
             open_book = "() => { window.jupyterapp.commands.execute('docmanager:open', { path: 'book.ipynb' }) }"
             self.page.evaluate(open_book)
         else:
-            kept = {"origin": self._server.url.rstrip("/"), "storageTypes": "all"}
-            self.page.context.new_cdp_session(self.page).send("Storage.clearDataForOrigin", kept)
+            if self._server.token:  # else the browser has signed in, and must not forget it
+                kept = {"origin": urljoin(self._url, "/").rstrip("/"), "storageTypes": "all"}
+                self.page.context.new_cdp_session(self.page).send("Storage.clearDataForOrigin", kept)
             path = "notebooks/book.ipynb?" if in_notebook_7 else "lab/tree/book.ipynb?reset&"
-            self.page.goto(f"{self._server.url}{path}token={self._server.token}")
+            self.page.goto(f"{self._url}{path}token={self._server.token}")
             self.page.evaluate("usable => { window.usable = usable }", not in_notebook_7)
         self.page.wait_for_function(READY)
+
+    def join(self) -> None:
+        """Open the notebook that another page has opened, in a workspace of this page."""
+        self.page.goto(f"{self._url}lab/workspaces/second/tree/book.ipynb?reset&token={self._server.token}")
+        self.page.wait_for_function(f"() => {_KERNEL}?.connectionStatus === 'connected'")
 
     def _is_usable(self) -> bool:
         """Whether another notebook can be opened in the page: one that was loaded again may still restore the last."""
@@ -186,6 +220,14 @@ class Lab:
         else:
             self.page.goto("about:blank")
         self._server.end_kernels()
+
+    def is_shared(self) -> bool:
+        """Whether several pages may share the notebook."""
+        return bool(self.page.evaluate(f"() => {_BOOK}.model.collaborative"))
+
+    def write(self, name: str, text: str = "") -> None:
+        """Write a file where the notebook is."""
+        self._server.write(name, text)
 
     def save(self) -> None:
         """Save the notebook."""

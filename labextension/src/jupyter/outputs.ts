@@ -2,10 +2,10 @@ import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/applica
 import type { Widget } from '@lumino/widgets';
 import type { KernelDocument } from './documents';
 import { FIGURE_MIME, RankFigure } from './figures';
+import type { NotebookModel } from './notebookoutputs';
+import { maintainOutputs } from './notebookoutputs';
 import type { OutputRenderer, OutputRenderers } from './outputview';
-import type { Cells } from './staleprogress';
 import { KernelModels, OUTPUT_MIME, OutputView } from './outputview';
-import { removeProgress } from './staleprogress';
 
 /** Before the manager of widgets, whose rank is -10. */
 const RANK = -20;
@@ -29,11 +29,11 @@ export const outputsPlugin: JupyterFrontEndPlugin<void> = {
         panel: Widget & Partial<KernelDocument> & { readonly content?: { readonly rendermime?: Registry } },
         context
       ) => {
-        void context.ready.then(() => removeProgress((context.model as { cells?: Cells }).cells ?? []));
+        void context.ready.then(() => maintainOutputs(context.model as unknown as NotebookModel));
         const registry = panel.content?.rendermime;
         if (registry && panel.sessionContext) {
           const models = new KernelModels(panel.sessionContext);
-          // As safe as its HTML: of a notebook that is not trusted it shows only that.
+          // As safe as its HTML: what is live came from the kernel, and nothing of the notebook is run.
           const createRenderer = () => new OutputView(registry, models);
           registry.addFactory({ safe: true, mimeTypes: [OUTPUT_MIME], createRenderer }, RANK);
           const figure = () => new RankFigure(registry);

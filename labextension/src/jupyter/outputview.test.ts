@@ -189,17 +189,32 @@ describe('OutputView', () => {
     expect(model.data[WIDGET_MIME]).toEqual({ model_id: 'v1' });
   });
 
-  it('is HTML where the page has no code for widgets, or no manager of them, or the notebook is not trusted', async () => {
+  it('is live where another page has run the cell, and this one does not trust its output', async () => {
     const kernel = new KernelWithModels();
     const { loaded, view, add, shown } = notebook(kernel);
+    loaded.set('v1', 'live v1');
+    await view.renderModel(output('v1', 'state of v1', false));
+    await settled();
+    kernel.answer(['v1']);
+    await settled();
+    expect(shown()).toBe('live v1');
+    // An output that says it is that view, and brings another one, which may be the notebook's own.
+    loaded.set('other', 'from the notebook');
+    const forged = output('v1', 'forged', false);
+    const foreign = add();
+    await foreign.renderModel({ ...forged, data: { ...forged.data, [WIDGET_MIME]: { model_id: 'other' } } });
+    await settled();
+    expect(shown(foreign)).toBe('forged');
+    expect(WidgetRenderer.all).toHaveLength(1);
+  });
+
+  it('is HTML where the page has no code for widgets, or no manager of them', async () => {
+    const kernel = new KernelWithModels();
+    const { loaded, view, shown } = notebook(kernel);
     kernel.here.add('v1');
     loaded.set('v1', '<div class="jupyter-widgets-error-widget">Failed to load</div>');
     await view.renderModel(output('v1'));
     expect(shown()).toBe('state of v1');
-    const untrusted = add();
-    await untrusted.renderModel(output('v1', 'untrusted', false));
-    expect(shown(untrusted)).toBe('untrusted');
-    expect(WidgetRenderer.all).toHaveLength(1);
     const bare = notebook(kernel, false);
     await bare.view.renderModel(output('v1'));
     expect(bare.shown()).toBe('state of v1');

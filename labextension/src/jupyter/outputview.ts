@@ -90,7 +90,7 @@ export class OutputView extends Panel implements OutputRenderer {
   private _model: OutputModel | null = null;
   private _html: OutputRenderer | null = null;
   private _live: OutputRenderer | null = null;
-  /** The model of the output's view; `''`: it has none that may be shown. */
+  /** The model of the output's view; `''`: it has none. */
   private _id: string | null = null;
   private _isSeen = false;
   private readonly _observer = new MutationObserver(() => this._look());
@@ -218,8 +218,16 @@ export class OutputView extends Panel implements OutputRenderer {
 /** What the manager of widgets puts into its renderer where it has no code for a view. */
 const ERROR = '.jupyter-widgets-error-widget';
 
-/** The model of an output's view; none where the notebook is not trusted to run what others wrote. */
-function modelOf({ trusted, data }: OutputModel): string {
-  const view = data[OUTPUT_MIME] as { model_id?: unknown } | undefined;
-  return trusted && typeof view?.model_id === 'string' ? view.model_id : '';
+/**
+ * The model of an output's view; none if the output names two.
+ *
+ * A page shows it only if the kernel has that model, so that the code of the view came from the kernel and not from the
+ * notebook. Whether the notebook is trusted does not matter: of several pages that share one, only the page that ran a
+ * cell trusts its outputs.
+ */
+function modelOf({ data }: OutputModel): string {
+  const [model, shown] = [OUTPUT_MIME, WIDGET_MIME].map(
+    type => (data[type] as { model_id?: unknown } | undefined)?.model_id
+  );
+  return typeof model === 'string' && model === shown ? model : '';
 }
