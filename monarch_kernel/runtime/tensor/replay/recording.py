@@ -384,7 +384,7 @@ class _Replayed(torch.autograd.Function):
     """A replay inside a program that runs a backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, recording: Recording, values: dict[int, Tensor], numbers: Any, *inputs: Any) -> Any:
+    def forward(ctx: Any, recording: Recording, values: dict[int, Tensor], numbers: Any, *inputs: object) -> Any:
         gradient = recording._gradient
         assert gradient is not None
         recording.send(values, numbers)
