@@ -53,7 +53,7 @@ def load_msgspec() -> None:
 class _Finder:
     """Import finder that replaces one import of each module in ``_INSTEAD``."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Any = None, target: object = None) -> ModuleSpec | None:
         """See ``importlib.abc.MetaPathFinder``."""
         spec = PathFinder.find_spec(name, path) if name in _INSTEAD else None
         if spec is None or spec.loader is None:

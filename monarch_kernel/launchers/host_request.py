@@ -265,7 +265,7 @@ def _engines() -> list[str]:
     return sorted({LOCAL, *launcher_names()})
 
 
-def _fits(value: Any, types: tuple[type, ...]) -> bool:
+def _fits(value: object, types: tuple[type, ...]) -> bool:
     if isinstance(value, bool) and bool not in types:
         return False
     return isinstance(value, types)

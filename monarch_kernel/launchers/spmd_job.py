@@ -219,7 +219,7 @@ def torchrun_command(words: Sequence[str]) -> TorchrunCommand:
     return TorchrunCommand(tuple(left), counts[_PER_HOST], counts[_HOSTS])
 
 
-def app_command(app: Any) -> TorchrunCommand:
+def app_command(app: object) -> TorchrunCommand:
     """Parse the first role of an ``AppDef`` of TorchX. Its entrypoint must be torchrun.
 
     Raises:

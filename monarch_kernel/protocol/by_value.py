@@ -218,7 +218,7 @@ def _reduce_cell(cell: types.CellType, anew_of: Callable[[Any], Any]) -> Any:
     return internals._make_cell, (anew_of(content),)
 
 
-def _first(value: Any, _names: Any) -> Any:
+def _first(value: object, _names: object) -> Any:
     return value
 
 

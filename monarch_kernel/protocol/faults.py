@@ -308,7 +308,7 @@ def _dumps_small(value: Any, limit: int) -> bytes | None:
     return pickled if len(pickled) <= limit else None
 
 
-def _safe_repr(value: Any) -> str:
+def _safe_repr(value: object) -> str:
     try:
         return _clean(repr(value))
     except Exception:  # user code

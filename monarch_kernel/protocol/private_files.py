@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 LOCK = "lock"
 _ABOUT = "This folder belongs to monarch_kernel"
@@ -436,7 +436,7 @@ class PrivateFolder:
     def __enter__(self) -> PrivateFolder:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

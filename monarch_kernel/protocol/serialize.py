@@ -63,7 +63,7 @@ class _ByValue(Exception):
     """An object must be sent by value: use cloudpickle."""
 
 
-def goes_by_value(obj: Any) -> bool:
+def goes_by_value(obj: object) -> bool:
     module = getattr(obj, "__module__", None)
     if module == MAIN or module is None:
         return True

@@ -166,10 +166,10 @@ class _Server(ThreadingHTTPServer):
         self.admin = admin
         super().__init__(address, _Handler)
 
-    def verify_request(self, request: Any, client_address: Any) -> bool:
+    def verify_request(self, request: Any, client_address: object) -> bool:
         return is_own(request)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: object, client_address: object) -> None:
         log.debug("a request to the admin server failed: %s", sys.exception())
 
 

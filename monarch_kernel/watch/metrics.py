@@ -361,7 +361,7 @@ class Metrics:
         observation: Any = getattr(importlib.import_module("opentelemetry.metrics"), "Observation", None)
 
         def observe(name: str) -> Callable[[Any], Iterable[Any]]:
-            def callback(_options: Any) -> Iterable[Any]:
+            def callback(_options: object) -> Iterable[Any]:
                 for family in self.families():
                     if family.name == name:
                         for labels, value in family.samples.items():
@@ -556,7 +556,7 @@ class _Server(ThreadingHTTPServer):
         finally:
             self.forget(request)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: object, client_address: object) -> None:
         """Report faults, but not clients that have disconnected or were disconnected."""
         error = sys.exception()
         if not isinstance(error, OSError):

@@ -306,7 +306,7 @@ class MeshDisplay:
     def _repr_html_(self) -> str:
         return meshes_html(self.snapshot, self._made, self.keys, self.ranks) or "<div>No mesh is up.</div>"
 
-    def _repr_mimebundle_(self, **_options: Any) -> dict[str, Any]:
+    def _repr_mimebundle_(self, **_options: object) -> dict[str, Any]:
         return self.mime_bundle()
 
     def of_ranks(self, ranks: Collection[int]) -> MeshDisplay:

@@ -195,7 +195,7 @@ def _install_conda(path: str, prefix: str, cache: str | None) -> None:
         _install_wheels(wheels, prefix, None)
 
 
-def _of_explicit(path: str, platform: Any) -> Iterator[Any]:
+def _of_explicit(path: str, platform: object) -> Iterator[Any]:
     import rattler
 
     with open(path, encoding="utf-8") as file:

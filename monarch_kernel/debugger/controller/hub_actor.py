@@ -74,7 +74,7 @@ class DebugHub(Actor):
         """Keep the call open: it fails when this process ends, which notifies a stopped rank."""
         self._held.append(port)
 
-    def __supervise__(self, _failure: Any) -> bool:
+    def __supervise__(self, _failure: object) -> bool:
         """Ignore the end of agents: they end with their ranks, whose owners are notified."""
         return True
 

@@ -394,7 +394,7 @@ def process_groups(c10d: ModuleType) -> tuple[dict[str, ProcessGroup], dict[str,
         return groups, numbers, -1, ""
 
 
-def _desc(group: Any) -> str:
+def _desc(group: object) -> str:
     desc = getattr(group, "group_desc", "") or ""
     return "" if desc in ("undefined", "default_pg") else desc
 

@@ -101,7 +101,7 @@ def _waits_for(task: Any) -> list[Any]:
     return _group(frames[-1]) if frames else []
 
 
-def _shielded(future: Any) -> Any:
+def _shielded(future: object) -> Any:
     """Return the future that `shield()` protects, if this is the future that it returned."""
     for callback, *_context in getattr(future, "_callbacks", None) or ():
         names = getattr(getattr(callback, "__code__", None), "co_freevars", ())

@@ -206,7 +206,7 @@ def _completer(terminal: TerminalClient) -> Any:
     from prompt_toolkit.completion import Completer, Completion, ThreadedCompleter
 
     class Words(Completer):
-        def get_completions(self, document: Any, complete_event: Any) -> Any:
+        def get_completions(self, document: Any, complete_event: object) -> Any:
             before = document.text_before_cursor
             length = len(before) - len(re.sub(r"[\w-]+$", "", before))
             for word in terminal.words(before):

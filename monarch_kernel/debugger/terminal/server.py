@@ -136,7 +136,7 @@ class _Connection:
         elif "complete" in message:
             self._send(words=self._console.complete(str(message["complete"])), number=number)
 
-    def _on_event(self, event: Any) -> None:
+    def _on_event(self, event: object) -> None:
         if isinstance(event, RankStopped):
             self._work.put(("", -1))
 

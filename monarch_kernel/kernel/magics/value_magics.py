@@ -290,7 +290,7 @@ def handle_named(expression: str, names: Mapping[str, Any]) -> Any:
     return found if is_handle(found) else None
 
 
-def is_handle(value: Any) -> bool:
+def is_handle(value: object) -> bool:
     """Return whether a value is a handle of a tensor on a mesh."""
     from monarch_kernel.tensor import Tensor
 

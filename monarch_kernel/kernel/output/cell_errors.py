@@ -135,7 +135,7 @@ def install(ip: InteractiveShell) -> None:
         after_import(name, _change_errors_of_tensors)
 
 
-def _change_errors_of_tensors(_module: Any) -> None:
+def _change_errors_of_tensors(_module: object) -> None:
     from monarch_kernel.tensor import MixedTensorsError
 
     _change(MixedTensorsError, _TORCH)

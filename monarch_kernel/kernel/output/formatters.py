@@ -540,7 +540,7 @@ def remove(ip: Any) -> None:
         formatters[mime].pop(".".join(_RECEIPT), None)
 
 
-def _mesh_bundle(value: Any, **_options: Any) -> dict[str, Any]:
+def _mesh_bundle(value: Any, **_options: object) -> dict[str, Any]:
     """Return a mesh or its status as a MIME bundle: a live view, HTML with its state and table, and text."""
     table = value.table() if isinstance(value, MeshStatus) else _TABLES[type(value)](value)
     bundle: dict[str, Any] = {"text/plain": repr(value), "text/html": table_html(table)}
@@ -659,7 +659,7 @@ def _sizes(mesh: Any) -> str:
     return f"({sizes})" if sizes else "(one)"
 
 
-def _first_line(method: Any) -> str:
+def _first_line(method: object) -> str:
     return (getattr(method, "__doc__", None) or "").strip().split("\n", 1)[0]
 
 
@@ -704,7 +704,7 @@ def error_html(error: ActorError | SupervisionError | MeshCellError, file_label:
     return f'<div style="{tables.VIEW}">{"".join(parts)}</div>'
 
 
-def _failures(error: Any) -> list[CellFailure]:
+def _failures(error: object) -> list[CellFailure]:
     return [
         CellFailure(
             each.rank,

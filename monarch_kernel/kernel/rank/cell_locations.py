@@ -154,7 +154,7 @@ class StepGate(_Gate):
                 optimizers.register_optimizer_step_post_hook(self._after_step)
         yield
 
-    def _after_step(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _after_step(self, _optimizer: object, _args: object, _kwargs: object) -> None:
         try:
             for key, waiting in list(self._waiting.items()):
                 if not waiting.begun and common_point.is_reached(key):

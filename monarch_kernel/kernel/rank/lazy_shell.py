@@ -137,7 +137,7 @@ def show_bundle(
     cell_streams.emit_display(data, metadata, display_id=display_id, update=update, result=result)
 
 
-def _use_comms(_module: Any) -> None:
+def _use_comms(_module: object) -> None:
     from monarch_kernel.kernel.rank.rank_comms import use
 
     use()

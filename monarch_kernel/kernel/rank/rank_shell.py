@@ -31,11 +31,11 @@ class RankDisplayPublisher(DisplayPublisher):
         self,
         data: dict[str, Any],
         metadata: dict[str, Any] | None = None,
-        source: Any = None,
+        source: object = None,
         *,
         transient: dict[str, Any] | None = None,
         update: bool = False,
-        **_kwargs: Any,
+        **_kwargs: object,
     ) -> None:
         """Called for every display."""
         display_id = (transient or {}).get("display_id")
@@ -54,7 +54,7 @@ class RankShell(InteractiveShell):
     def init_ipython_dir(self, ipython_dir: Any) -> None:
         """Create no folder: a rank leaves no files behind."""
 
-    def init_profile_dir(self, profile_dir: Any) -> None:
+    def init_profile_dir(self, profile_dir: object) -> None:
         """See `init_ipython_dir`."""
 
         self.db = {}  # the storage of %cd and %bookmark
@@ -126,7 +126,7 @@ class RankShell(InteractiveShell):
             raise value
         super().showtraceback(exc_tuple, *args, **kwargs)
 
-    def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
+    def _showtraceback(self, etype: object, evalue: object, stb: list[str]) -> None:
         print("\n".join(stb), file=sys.stderr)
 
 
@@ -139,5 +139,5 @@ def make_shell() -> RankShell:
     return shell
 
 
-def _print_page(text: Any, *_args: Any, **_kwargs: Any) -> None:
+def _print_page(text: Any, *_args: object, **_kwargs: object) -> None:
     print(text.get("text/plain", "") if isinstance(text, dict) else text)

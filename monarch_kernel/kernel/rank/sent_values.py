@@ -94,7 +94,7 @@ def _parts(value: Any, *, attributes: bool) -> Iterator[tuple[Any, int]]:
             todo.append(getattr(one, "__dict__", None))
 
 
-def _bytes_of(one: Any) -> int | None:
+def _bytes_of(one: object) -> int | None:
     try:
         size = getattr(one, "nbytes", None)
     except Exception:  # a property in user code

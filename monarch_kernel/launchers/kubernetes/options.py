@@ -461,7 +461,7 @@ def pod_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: how.get(name, _same)(value) for name, value in given.items() if name in OF_POD}
 
 
-def _same(given: Any) -> Any:
+def _same(given: object) -> Any:
     return given
 
 

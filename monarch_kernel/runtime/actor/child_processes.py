@@ -38,7 +38,7 @@ def install() -> None:
     after_import("multiprocessing.spawn", _watch_spawn)
 
 
-def _prepare(_context: Any) -> None:
+def _prepare(_context: object) -> None:
     from multiprocessing.reduction import ForkingPickler
 
     ForkingPickler.reducer_override = _reduce  # type: ignore[attr-defined]
@@ -64,7 +64,7 @@ def _after_fork() -> None:
     _Children.forked, _Children.spawned = 0, False
 
 
-def _reduce(_pickler: Any, value: Any) -> Any:
+def _reduce(_pickler: object, value: Any) -> Any:
     if not isinstance(value, type | FunctionType) or value.__module__ != MAIN:
         return NotImplemented
     key = _keys.get(value)

@@ -164,7 +164,7 @@ class ActorError(Exception):
         parts = (outcome.call_name, outcome.extent, failures, outcome.values, outcome.unanswered, outcome.called)
         return build_actor_error, (*parts, type(self) is ActorError)
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         return self.__reduce__()
 
 

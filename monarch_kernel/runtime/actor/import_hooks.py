@@ -25,7 +25,7 @@ class _Watcher:
         self._name = name
         self._then = then
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """See ``importlib.abc.MetaPathFinder``."""
         if name != self._name:
             return None

@@ -351,15 +351,15 @@ class LoggingMeshClient:
         self._mesh = mesh
 
     @staticmethod
-    def spawn(instance: Any, proc_mesh: Any) -> Future[LoggingMeshClient]:
+    def spawn(instance: object, proc_mesh: Any) -> Future[LoggingMeshClient]:
         """Return the logging of a proc mesh; ``instance`` is not used."""
         return resolved(get_system().node.poller, "LoggingMeshClient.spawn", LoggingMeshClient(proc_mesh))
 
-    def set_mode(self, instance: Any, stream_to_client: bool, aggregate_window_sec: int | None, level: int) -> None:
+    def set_mode(self, instance: object, stream_to_client: bool, aggregate_window_sec: int | None, level: int) -> None:
         """Do the same as ``ProcMesh.logging_option``, without waiting for it; ``instance`` is not used."""
         self._mesh.logging_option(stream_to_client, aggregate_window_sec, level)
 
-    def flush(self, instance: Any) -> Future[None]:
+    def flush(self, instance: object) -> Future[None]:
         """Show all output that is held here; ``instance`` is not used."""
         flush_default()
         return resolved(get_system().node.poller, "LoggingMeshClient.flush", None)

@@ -107,7 +107,7 @@ def _transport(value: Any) -> Any:
     return transports.checked(value)
 
 
-def _same(value: Any) -> Any:
+def _same(value: object) -> Any:
     return value
 
 

@@ -188,7 +188,7 @@ class _NoMeter:
     version = None
     schema_url = None
 
-    def create_counter(self, name: str, *_args: Any, **_kwargs: Any) -> _NoInstrument:
+    def create_counter(self, name: str, *_args: object, **_kwargs: object) -> _NoInstrument:
         """Return an instrument that records nothing, like all others."""
         return _NO_INSTRUMENT
 

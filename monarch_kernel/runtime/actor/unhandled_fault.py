@@ -28,7 +28,7 @@ class UnhandledFault(SystemExit, KeyboardInterrupt):
     """Raised in the main thread of a script: a ``KeyboardInterrupt``, as in Monarch, with an exit code."""
 
 
-def default_hook(failure: Any) -> None:
+def default_hook(failure: object) -> None:
     """End the script with exit code 1."""
     sys.exit(1)
 

@@ -33,7 +33,7 @@ class LocalLink:
     def __init__(self, future: Future[Any] | None = None) -> None:
         self._future = future
 
-    def send(self, header: bytes, body: Any = b"") -> None:
+    def send(self, header: bytes, body: object = b"") -> None:
         """Take the answer."""
         if self._future is not None:
             self._future._resolve(None)

@@ -514,7 +514,7 @@ def _breakpoint(*args: Any, **kwargs: Any) -> Any:
 def _display_in_cells() -> None:
     """Show figures and rich values in the cell that called for them, once this process has loaded their libraries."""
 
-    def install(_module: Any) -> None:
+    def install(_module: object) -> None:
         extensions.display().install()
 
     after_import("IPython", install)

@@ -126,7 +126,7 @@ class SPMDActor(Actor):
         self._local_size = point.extent.shape[-1] if point.extent.shape else 1
 
     @endpoint
-    def get_host_port(self, use_ipaddr: Any = None) -> tuple[str, int]:
+    def get_host_port(self, use_ipaddr: object = None) -> tuple[str, int]:
         """Return, on rank 0, an address at which the other ranks reach this host, and a port that is free there.
 
         Args:

@@ -210,7 +210,7 @@ def _answers(calls: list[Future[Any]], limit: float) -> list[Any]:
 
 
 def setup_torch_elastic_env(
-    proc_mesh: ProcMesh, master_addr: str | None = None, master_port: int | None = None, use_ipaddr: Any = None
+    proc_mesh: ProcMesh, master_addr: str | None = None, master_port: int | None = None, use_ipaddr: object = None
 ) -> None:
     """Set torchrun's environment variables (RANK, WORLD_SIZE, MASTER_ADDR, ...) in every proc of a mesh.
 
@@ -225,7 +225,7 @@ def setup_torch_elastic_env(
 
 
 async def setup_torch_elastic_env_async(
-    proc_mesh: ProcMesh, master_addr: str | None = None, master_port: int | None = None, use_ipaddr: Any = None
+    proc_mesh: ProcMesh, master_addr: str | None = None, master_port: int | None = None, use_ipaddr: object = None
 ) -> None:
     """Do the same as ``setup_torch_elastic_env``, as a coroutine."""
     await _setup(proc_mesh, master_addr, master_port)

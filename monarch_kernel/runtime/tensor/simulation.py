@@ -427,7 +427,7 @@ class SimulatedTarget(TensorMesh):
             self.engine.facts[signature.number] = _Facts(signature, template, inputs, out, fresh, there)
         return signature
 
-    def put(self, tensor: torch.Tensor, *_: Any) -> Tensor:
+    def put(self, tensor: torch.Tensor, *_: object) -> Tensor:
         """Return a handle of a copy of a local tensor on every rank."""
         handle = super().put(tensor)
         self.engine.keep_put(self, handle)
@@ -498,7 +498,7 @@ class SimulatedEngine(TensorEngine):
             self._regions[mesh] = frozenset(mesh.ranks)
         return mesh
 
-    def spawn_workers(self, stream: Stream, cls: Any) -> Any:
+    def spawn_workers(self, stream: Stream, cls: object) -> Any:
         """Return no workers."""
         return _NoWorkers()
 
@@ -583,7 +583,7 @@ class SimulatedEngine(TensorEngine):
 
     # -- data ---------------------------------------------------------------------------------------
 
-    def put(self, mesh: TensorMesh, tensor: torch.Tensor, layout: Any = None) -> int:
+    def put(self, mesh: TensorMesh, tensor: torch.Tensor, layout: object = None) -> int:
         """Assign a number to a value that is sent to all ranks."""
         number = self.next_value
         self.next_value = number + 1
@@ -620,7 +620,7 @@ class SimulatedEngine(TensorEngine):
         raise TypeError(f"mesh {self.name} is simulated: there are no values and no ranks to ask about them")
 
     def call_and_fetch(
-        self, mesh: TensorMesh, function: Callable[..., Any], args: Any, kwargs: Any, rank: int
+        self, mesh: TensorMesh, function: Callable[..., Any], args: object, kwargs: object, rank: int
     ) -> FetchedValues:
         """Refuse, like `ask_later`."""
         return self.ask_later(mesh, function)
@@ -832,8 +832,8 @@ def Simulator(  # noqa: N802  # Monarch's name
     hosts: int,
     gpus: int,
     *,
-    simulate_mode: Any = "simulate",
-    trace_mode: Any = "stream_only",
+    simulate_mode: object = "simulate",
+    trace_mode: object = "stream_only",
     upload_trace: bool = False,
     trace_path: str = "trace.json",
     command_history_path: str | None = None,

@@ -380,7 +380,7 @@ def _all_of(poller: Poller, futures: list[Future[Any]], what: str) -> Future[lis
     left = len(futures)
     guard = threading.Lock()
 
-    def one(_future: Any) -> None:
+    def one(_future: object) -> None:
         nonlocal left
         with guard:
             left -= 1

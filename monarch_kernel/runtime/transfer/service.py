@@ -189,7 +189,7 @@ class TransferService:
         return registration is not None and registration.dropped is None and not self.node._closed
 
     @contextmanager
-    def held(self, key: int, what: Any = "") -> Generator[Registration, None, None]:
+    def held(self, key: int, what: object = "") -> Generator[Registration, None, None]:
         """Hold a registration of this process for the context. ``what`` names the use in the error."""
         with self._guard:
             registration = self._registered.get(key)
@@ -614,7 +614,7 @@ class OwnerService:
             }
         )
 
-    def _on_read(self, link: PeerLink, message: BufferRead, _body: Any) -> None:
+    def _on_read(self, link: PeerLink, message: BufferRead, _body: object) -> None:
         engine, at, size = self._engine, message.offset, message.size
 
         def serve() -> None:
@@ -642,12 +642,12 @@ class OwnerService:
 
         self._serve(size, serve)
 
-    def _on_atomic(self, link: PeerLink, message: BufferAtomic, _body: Any) -> None:
+    def _on_atomic(self, link: PeerLink, message: BufferAtomic, _body: object) -> None:
         with self._answering(link, message.call):
             before = self._engine.change(message.buffer, message.offset, message.operand, message.expected)
             link.send(encode(Reply(message.call, 0, OK)), before.to_bytes(8, "little"))
 
-    def _on_drop(self, link: PeerLink, message: BufferDrop, _body: Any) -> None:
+    def _on_drop(self, link: PeerLink, message: BufferDrop, _body: object) -> None:
         self._engine.drop_here(message.buffer).add_done_callback(
             lambda _done: link.send(encode(Reply(message.call, 0, OK)), b""),
         )

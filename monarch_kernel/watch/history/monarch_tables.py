@@ -220,7 +220,7 @@ def _place(rank: int, sizes: Mapping[str, int]) -> str:
     return f"{{{', '.join(parts)}}}" if parts else ""
 
 
-def _actors(history: Mapping[str, ColumnTable], *_: Any) -> Iterator[Row]:
+def _actors(history: Mapping[str, ColumnTable], *_: object) -> Iterator[Row]:
     shapes = _shapes(history)
     for key, at, mesh, rank, name, cls in history["actors"]:
         sizes = shapes[mesh][1] if mesh in shapes else {}
@@ -228,7 +228,7 @@ def _actors(history: Mapping[str, ColumnTable], *_: Any) -> Iterator[Row]:
         yield number(key), at, _actor_mesh(mesh, name), rank, f"{name}.{key.rpartition('/')[0]}", shown
 
 
-def _status_events(history: Mapping[str, ColumnTable], *_: Any) -> Iterator[Row]:
+def _status_events(history: Mapping[str, ColumnTable], *_: object) -> Iterator[Row]:
     events: list[tuple[int, str, str, str]] = []
     of_rank: dict[tuple[str, int], list[tuple[int, str]]] = {}
     of_mesh: dict[str, list[tuple[int, str]]] = {}
@@ -248,7 +248,7 @@ def _status_events(history: Mapping[str, ColumnTable], *_: Any) -> Iterator[Row]
         yield number(f"{key} {at} {status} {place}"), at, number(key), status, reason or None
 
 
-def _meshes(history: Mapping[str, ColumnTable], *_: Any) -> Iterator[Row]:
+def _meshes(history: Mapping[str, ColumnTable], *_: object) -> Iterator[Row]:
     shapes = _shapes(history)
     text = {
         key: json.dumps({"inner": {"labels": list(sizes), "sizes": list(sizes.values())}})
@@ -267,7 +267,7 @@ def _meshes(history: Mapping[str, ColumnTable], *_: Any) -> Iterator[Row]:
 
 
 def _metrics(fields: tuple[str, ...], middle: Row) -> Callable[..., Iterator[Row]]:
-    def rows(history: Mapping[str, ColumnTable], *_: Any) -> Iterator[Row]:
+    def rows(history: Mapping[str, ColumnTable], *_: object) -> Iterator[Row]:
         samples = history["rank_samples"]
         columns = list(samples.columns)
         names = {key: name for key, (name, _sizes) in _shapes(history).items()}

@@ -314,7 +314,7 @@ class QueryResult(AsTable):
         return len(self.rows)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return value is None or isinstance(value, (int, float))
 
 

@@ -72,7 +72,7 @@ class Shortener(reprlib.Repr):
             return f"<int of {x.bit_length()} bits>"
         return super().repr_int(x, level)
 
-    def repr_instance(self, x: Any, level: int) -> str:
+    def repr_instance(self, x: object, level: int) -> str:
         """Format any other object."""
         text = repr(x)
         return text if len(text) <= self.maxother else f"{text[: self.maxother - 3]}..."
@@ -332,7 +332,7 @@ def _static(value: Any, name: str) -> Any:
         return _ABSENT
 
 
-def _is_sequence(value: Any) -> bool:
+def _is_sequence(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
 
 

@@ -279,7 +279,7 @@ class Tracing:
         """Create a thread's trace function, which calls `other` as well."""
         sink, files, local_of = self._sink, self._files, self._local_of
 
-        def on_call(frame: FrameType, _event: str, _arg: Any) -> Any:
+        def on_call(frame: FrameType, _event: str, _arg: object) -> Any:
             # Runs at every call of every function.
             try:
                 if files[frame.f_code.co_filename] or sink.alert:
@@ -478,5 +478,5 @@ class _Both:
         return self
 
 
-def _is_ours(function: Any) -> bool:
+def _is_ours(function: object) -> bool:
     return isinstance(getattr(function, "__self__", None), _Local)

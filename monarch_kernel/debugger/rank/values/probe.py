@@ -354,6 +354,6 @@ def on_cpu(module: Any) -> Any:
     return copy.deepcopy(module, memo)
 
 
-def _is_parameter(tensor: Any) -> bool:
+def _is_parameter(tensor: object) -> bool:
     torch: Any = sys.modules["torch"]
     return type(tensor) is torch.nn.Parameter

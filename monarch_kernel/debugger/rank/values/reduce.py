@@ -309,7 +309,7 @@ def type_name(kind: type) -> str:
     )
 
 
-def plain_repr(value: Any) -> str:
+def plain_repr(value: object) -> str:
     """Return `repr` without addresses; never raises."""
     try:
         return _ADDRESS.sub("", repr(value))

@@ -333,7 +333,7 @@ class KeptHost:
         procs: tuple[ProcRef, ...],
         region: Region,
         hosts: Region,
-        _replaced: Any,
+        _replaced: object,
         messages: dict[int, Any],
         bootstrap: tuple[Body, Buffers],
         incarnations: dict[int, int],

@@ -257,6 +257,6 @@ def _nbytes(values: Any) -> int:
     return largest
 
 
-def _bytes_of(value: Any) -> int:
+def _bytes_of(value: object) -> int:
     nbytes = getattr(value, "nbytes", 0)
     return nbytes if type(nbytes) is int else 0

@@ -55,7 +55,7 @@ class _Mode(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False
 
-    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: OpOverload, types: object, args: Any = (), kwargs: Any = None) -> Any:
         if func in _LOCAL:
             return func(*args, **(kwargs or {}))
         mesh = mesh_among(args)

@@ -225,7 +225,7 @@ def backward_on_ranks(ctx: Any, gradients: Sequence[Any]) -> Any:
     """
     ran, shapes = OpaqueRef.of(ctx.saved_tensors[0]), ctx.shapes
 
-    def alike(*_: Any) -> list[torch.Tensor]:
+    def alike(*_: object) -> list[torch.Tensor]:
         return [torch.empty_strided(size, stride, dtype=dtype) for size, stride, dtype in shapes]
 
     given = [None if g is None else g.detach() for g in gradients]

@@ -66,7 +66,7 @@ def show(obj: Any, shard: Mapping[str, int] | None = None, **coords: int) -> Non
     getattr(builtins, "display", print)(inspect(obj, shard, **coords))  # IPython's, in a notebook
 
 
-def world_mesh(ctx: Any, hosts: Any, gpu_per_host: int, _processes: Any = None) -> Any:
+def world_mesh(ctx: object, hosts: Any, gpu_per_host: int, _processes: object = None) -> Any:
     """Spawn ``gpu_per_host`` procs on each host, with the dimensions ``host`` and ``gpu``.
 
     Args:

@@ -118,7 +118,7 @@ class RemoteFunction:
         return f"<remote {self.name}>"
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
+def _nothing(*args: object, **kwargs: object) -> None:
     return None
 
 

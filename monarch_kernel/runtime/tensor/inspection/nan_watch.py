@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from monarch_kernel.runtime.tensor.controller.engine import NanCheckSettings, TensorEngine
 from monarch_kernel.runtime.tensor.inspection.running import all_engines
 
@@ -20,7 +18,7 @@ class NanWatching:
     def __enter__(self) -> NanWatching:
         return self
 
-    def __exit__(self, kind: Any, *exc: object) -> None:
+    def __exit__(self, kind: object, *exc: object) -> None:
         try:
             if kind is None:
                 for engine in all_engines():

@@ -145,7 +145,7 @@ def _rebuilt(result: Any) -> ResultLike:
     return ResultLike(result)
 
 
-def _is_like(x: Any) -> bool:
+def _is_like(x: object) -> bool:
     return type(x) is ValueLike
 
 

@@ -96,7 +96,7 @@ def main(fd: int, parent: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the process is ending
 
 
-def _end(*_: Any) -> None:
+def _end(*_: object) -> None:
     """Unwind once, after the rank has ended."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(0)

@@ -130,7 +130,7 @@ def bare(operation: Any) -> Any:
     return operation._op if type(operation) is torch._ops.OpOverload else operation
 
 
-def written(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+def written(operation: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Return the arguments that an operation writes, according to its schema, including items of lists.
 
     Functions that are not operations write none.

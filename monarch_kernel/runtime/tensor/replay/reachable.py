@@ -50,7 +50,7 @@ class NothingThere:
 MISSING: Any = NothingThere()
 
 
-def is_constant(value: Any) -> bool:
+def is_constant(value: object) -> bool:
     """Return whether a value is compared by type and equality."""
     return isinstance(value, _CONSTANTS)
 
@@ -428,7 +428,7 @@ def _is_library_module(name: str) -> bool:
     return file is None or _is_library(file)
 
 
-def _tells(name: str, item: Any) -> bool:
+def _tells(name: str, item: object) -> bool:
     """Return whether an item of a class can affect its functions."""
     return not (name.startswith("__") and name.endswith("__")) or isinstance(item, types.FunctionType)
 

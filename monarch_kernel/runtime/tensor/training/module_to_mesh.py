@@ -298,7 +298,7 @@ class _Call(torch.autograd.Function):
         learned = [p for p in module.parameters() if p.requires_grad]
         shapes = [(p.size(), p.stride(), p.dtype) for p in learned]
 
-        def alike(key: int, ran: Any, gradient: Any, *inputs: Any) -> Any:
+        def alike(key: int, ran: object, gradient: object, *inputs: Any) -> Any:
             given = [torch.empty(x.shape, dtype=x.dtype) for x in inputs if x.is_floating_point()]
             return given + [torch.empty_strided(size, stride, dtype=dtype) for size, stride, dtype in shapes]
 
@@ -409,7 +409,7 @@ def module_to_mesh(
                 moved[id(buffer)] = buffer, made
             part._buffers[name] = moved[id(buffer)][1]
 
-    def enter(_: Any, args: Any, kwargs: Any) -> Any:
+    def enter(_: object, args: Any, kwargs: Any) -> Any:
         return tree_map(lambda x: _input(x, mesh, dims), (args, kwargs))
 
     module.register_forward_pre_hook(enter, with_kwargs=True)

@@ -79,7 +79,7 @@ class TrainingState:
         return [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
 
 
-def _stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+def _stepped(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     """Record a step of an optimizer. An optimizer of handles belongs to the meshes of these."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:

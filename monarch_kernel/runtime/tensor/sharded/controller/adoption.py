@@ -136,7 +136,7 @@ class _New:
         """Make the ranks create the tensor: ``function(key of the mesh, placements, *rest)``."""
         size, dtype = self.size, self.dtype
 
-        def like(*_: Any) -> torch.Tensor:
+        def like(*_: object) -> torch.Tensor:
             return torch.empty(size, dtype=dtype)
 
         made: Tensor = self.target.call(

@@ -250,11 +250,11 @@ def _mesh_of(tensor: Tensor) -> ShardedMesh:
 
 class _Distribute(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, target: ShardedMesh, placements: Placements) -> Any:  # type: ignore[override]
+    def forward(ctx: object, tensor: torch.Tensor, target: ShardedMesh, placements: Placements) -> Any:  # type: ignore[override]
         return target.put(tensor, placements)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: object, gradient: Any) -> Any:  # type: ignore[override]
         return full_tensor(gradient.detach()), None, None
 
 
@@ -262,13 +262,13 @@ class _Redistribute(torch.autograd.Function):
     """Redistributes a tensor. The gradient keeps its layout, because it is the gradient of the same tensor."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, target: ShardedMesh, placements: Placements) -> Any:  # type: ignore[override]
+    def forward(ctx: object, tensor: Tensor, target: ShardedMesh, placements: Placements) -> Any:  # type: ignore[override]
         return target.call(
             state.redistributed, _alike, tensor, placements, key=("redistribute", placements), meets=False
         )
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: object, gradient: Any) -> Any:  # type: ignore[override]
         return gradient, None, None
 
 
@@ -284,5 +284,5 @@ class _FullTensor(torch.autograd.Function):
         return ctx.target.put(gradient), None
 
 
-def _alike(x: torch.Tensor, placements: Any) -> torch.Tensor:
+def _alike(x: torch.Tensor, placements: object) -> torch.Tensor:
     return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype)
