@@ -95,6 +95,7 @@ ENGINES = [
     "notebooks/test_titan_notebook.py",
     "notebooks/test_torchft_notebook.py",
     "numerics/test_capture_magics.py",
+    "numerics/test_reference.py",
     "numerics/test_replay.py",
     "numerics/test_mesh_rules.py",
     "numerics/test_programs.py",
