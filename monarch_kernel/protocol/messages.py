@@ -33,8 +33,8 @@ from monarch_kernel.protocol.refs import Death, DeathKind, Message, ProcRef, Sec
 #: a field or its meaning changes, a body needs a newer reader (``serialize``), or code moves to which bodies refer:
 #: actors of the tools, values of the public modules. Set ``OLDEST_WIRE`` to it as well, unless this package still
 #: reads and writes what the older one does.
-WIRE_VERSION = 12
-OLDEST_WIRE = 12
+WIRE_VERSION = 13
+OLDEST_WIRE = 13
 
 PREFIX = struct.Struct("<IQ")
 
