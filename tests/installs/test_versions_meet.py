@@ -17,7 +17,7 @@ from tests.installs.conftest import ROOT, Environment, build_wheel, clean, insta
 from tests.waiting import patience
 
 #: The older version: the last one that is tagged; before the first release, a commit of the same wire.
-OLDER = "b87488b5"
+OLDER = "7b43018e"
 #: One of an older wire, which this version does not speak.
 OF_AN_OLDER_WIRE = "bb85334e"
 #: A program that sends cells to a new kernel of its environment, and prints what they print.
