@@ -103,7 +103,7 @@ def test_help_and_completions(plain: Kernel) -> None:
     client = plain.client
     plain.ok("def halve(x):\n    'Half of it.'")
     # Ranks of a busy machine take longer to answer than a person who types should wait.
-    plain.ok(f"from monarch_kernel.kernel.magics import rank_introspection as r\nr.FIRST = r.LATER = {patience(60)}")
+    plain.ok(f"from monarch_kernel.kernel.magics import ipython_hooks as r\nr.FIRST = r.LATER = {patience(60)}")
     plain.ok("%%mesh\nlearning_rate = 0.1")
     for code, found in (("halve", "Half of it."), ("%%mesh\nlearning_rate", "0.1")):
         client.inspect(code, len(code))

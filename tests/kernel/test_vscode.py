@@ -161,7 +161,7 @@ def test_completions_and_help(window: Window) -> None:
     assert found["metadata"]["_jupyter_types_experimental"]
     # Ranks of a busy machine take longer to answer than a person who types should wait.
     window.hidden(
-        f"from monarch_kernel.kernel.magics import rank_introspection as r\nr.FIRST = r.LATER = {harness.PATIENCE}"
+        f"from monarch_kernel.kernel.magics import ipython_hooks as r\nr.FIRST = r.LATER = {harness.PATIENCE}"
     )
     window.ok("%%mesh\nlearning_rate = 0.1")
     code = "%%mesh\nlearning_r"

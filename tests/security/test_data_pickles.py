@@ -28,6 +28,7 @@ from monarch_kernel.protocol.faults import Fault, encode_fault
 from monarch_kernel.protocol.messages import ERROR, OK, Call, Create, OutputChunk, Reply
 from monarch_kernel.protocol.serialize import dumps_flat
 from monarch_kernel.runtime.actor.calls.pending import OneCall
+from tests.waiting import wait_until
 from workspace_sync.model.errors import SyncError
 from workspace_sync.model.sync_report import SyncReport
 
@@ -220,6 +221,17 @@ def test_a_rank_calls_what_it_may_call_with_data(viewer: Viewer, tmp_path: Path,
         if isinstance(message, Call):
             assert viewer.ranks[0].last(Reply)[0].status == ERROR
     assert set(viewer.jobs.system.actors) == actors and not taken.exists()
+
+
+@pytest.mark.parametrize("endpoint", ["stopped", "vote", "hold", "stopped!port", "__init__", "_answer"])
+def test_a_rank_ends_no_actor_with_a_wrong_call(viewer: Viewer, endpoint: str) -> None:
+    viewer.jobs.controller_actor("hub", DebugHub, 60)
+    for number in (0, 7):
+        viewer.get(0, Call("hub", endpoint, number, 0, (), (), ""), dumps_flat((("wrong", [], {}), {})))
+    viewer.get(0, Call("hub", "changed", 8, 0, (), (), ""), dumps_flat(((), {})))
+    wait_until(lambda: any(type(each) is Reply and each.call == 8 for each, _ in viewer.ranks[0].heard), "it answers")
+    statuses = {each.call: each.status for each, _ in viewer.ranks[0].heard if type(each) is Reply}
+    assert (statuses[7], statuses[8]) == (ERROR, OK)
 
 
 def test_output_of_a_rank_is_kept_and_goes_to_subscribers_only(

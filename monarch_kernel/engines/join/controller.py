@@ -379,6 +379,9 @@ class JoinController(ToolController):
             cell=message.cell,
         ):
             raise NotDataError("a message that ranks may not send to this process")
+        actor = self.system.actors.get(message.actor)
+        if actor is None or message.endpoint not in actor.spec.endpoints:
+            raise NotDataError(f"{message.actor} has no endpoint {message.endpoint}")
         check_data(bytes(body))
 
     def _on_driver(self, joined: JoinedJob, rank: int, message: wire.RankDriver) -> None:

@@ -528,7 +528,12 @@ class ActorInstance(Instance):
         elif not self._spec.tool:
             later = self._system.node.poller.call_later
             postmortem.failed(error, self.name, message.endpoint, message.cell, later, self.calls)
-        fatal = endpoint.explicit_port or not message.call or not isinstance(error, Exception)
+        fatal = not isinstance(error, Exception)
+        if self._spec.tool:  # what other processes send to a tool must not end it
+            if not message.call:
+                log.warning("%s.%s raised: %s", self.name, message.endpoint, error, exc_info=error)
+        else:
+            fatal = fatal or endpoint.explicit_port or not message.call
         if fatal and not interrupted:
             death = self._death_of(error)
             self.death = death
