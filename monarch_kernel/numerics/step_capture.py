@@ -12,6 +12,7 @@ outside the step, and the other tensors that the loss reads, such as labels.
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import math
 import os
@@ -27,6 +28,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -36,7 +38,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from monarch_kernel.debugger.source_locations import shown_file, user_frame, user_line
+from monarch_kernel.debugger.source_locations import outwards, shown_file, user_frame, user_line
 from monarch_kernel.numerics.collectives import Collective, observe
 from monarch_kernel.numerics.mesh_summaries import ON_RANKS, is_on_mesh, mesh_name
 from monarch_kernel.numerics.observer import named_modules, named_parameters
@@ -46,6 +48,8 @@ from monarch_kernel.private_files import PrivateFolder, written_whole
 FORMAT = 1
 #: What a step may keep in memory until it is written or over.
 LIMIT_BYTES = 8 << 30
+#: How many collectives between two steps are kept, the largest size of each, and how many of its callers are noted.
+_BEFORE, _BEFORE_BYTES, _CALLERS = 64, 1 << 16, 6
 _NAME = re.compile(r"[\w][\w.-]{0,99}")
 _PIPELINE_STAGE = "torch.distributed.pipelining.stage"
 _SCALARS = (bool, int, float, str, type(None))
@@ -308,9 +312,6 @@ class StepHooks:
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         """Called after `optimizer.step()`."""
 
-    def installed(self) -> None:
-        """Called on the program's thread once all hooks are installed."""
-
     def install(self) -> None:
         """Install the hooks: the first one now, the others when a module is called.
 
@@ -342,7 +343,6 @@ class StepHooks:
 
         self._patched = backward
         torch.autograd.backward = backward
-        self.installed()
 
     def uninstall(self) -> None:
         """Remove the hooks. What another thread may iterate over is removed at its next forward."""
@@ -545,6 +545,19 @@ def line_here() -> str:
     return user_line(sys._getframe(1))
 
 
+def callers_here() -> list[list[str | int]]:
+    """Return the functions that run, but for torch's and ours, each with its line; the innermost comes first."""
+    frames = (each for each in outwards(sys._getframe(1)) if _package(each) not in ("monarch_kernel", "torch"))
+    return [
+        [f"{each.f_globals.get('__name__')}:{each.f_code.co_qualname}", each.f_lineno]
+        for each in itertools.islice(frames, _CALLERS)
+    ]
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
 def line_of_error(error: BaseException) -> str:
     """Return the innermost line of user code in the traceback of an exception."""
     line = ""
@@ -590,6 +603,7 @@ class _Step:
     reads: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     losses: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     collectives: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict[tuple[Any, ...], dict[str, Any]])
+    before: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict[tuple[Any, ...], dict[str, Any]])
     stages: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
     versions: int = 0
     had_backward: bool = False
@@ -706,6 +720,7 @@ class Capture(StepHooks):
         self._interception: Callable[[], None] | None = None
         self._excepthook = sys.excepthook
         self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._before: dict[tuple[Any, ...], dict[str, Any]] = {}  # collectives since the last step
         self._buffers: dict[int, tuple[weakref.ref[torch.Tensor], int, torch.Tensor]] = {}
 
     def start(self) -> None:
@@ -726,14 +741,12 @@ class Capture(StepHooks):
                 "(%mesh capture --replace)"
             )
         self.install()
+        with self._guard():  # from now on, since a step's collectives may begin before its first module is called
+            self._interception = observe(self._collective_ended, self._collective_begins, keep_inputs=False)
         if self._on_error:
             _waiting.append(self)
             self._excepthook = sys.excepthook
             sys.excepthook = self._uncaught
-
-    def installed(self) -> None:
-        with self._guard():
-            self._interception = observe(self._collective_ended, self._collective_begins, keep_inputs=False)
 
     def end(self) -> None:
         """End it; what is written stays. Ending again has no effect."""
@@ -822,7 +835,8 @@ class Capture(StepHooks):
             if self._after_step:
                 return None
             self.known.clear()
-            step = self._step = _Step(generator_states())
+            step = self._step = _Step(generator_states(), before=self._before)
+            self._before = {}
             self.state = "step begun"
         if step.kept_bytes > self._limit:
             self._fail(f"the step needs more memory than {megabytes(self._limit)}; raise limit=")
@@ -915,6 +929,7 @@ class Capture(StepHooks):
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         with self._guard():
             self._after_step = False
+            self._before = {}
             step = self._step
             if step is None or not _shares(optimizer, step):
                 return
@@ -937,7 +952,7 @@ class Capture(StepHooks):
     def _collective_begins(self, collective: Collective) -> None:
         with self._lock, self.unseen():
             step = self._step
-            if step is None:
+            if step is None and sum(each.numel() * each.element_size() for each in collective.outputs) > _BEFORE_BYTES:
                 return
             entry: dict[str, Any] = {
                 "kind": collective.kind,
@@ -951,6 +966,12 @@ class Capture(StepHooks):
                 "expects": [described(each) for each in collective.outputs],
                 "outputs": None,
             }
+            if step is None:  # such as the number of tokens of the batch on all ranks
+                entry["callers"] = callers_here()
+                self._before[collective_key(collective)] = entry
+                if len(self._before) > _BEFORE:
+                    del self._before[next(iter(self._before))]
+                return
             if not self._on_error and not self._on_nan:  # in every step, it would cost too much
                 for each, tensor in zip(entry["inputs"], collective.inputs, strict=True):
                     each["bits"] = bits(tensor)
@@ -958,10 +979,11 @@ class Capture(StepHooks):
 
     def _collective_ended(self, collective: Collective) -> None:
         with self._lock, self.unseen():
-            step = self._step
-            entry = None if step is None else step.collectives.get(collective_key(collective))
-            if step is not None and entry is not None:
+            step, key = self._step, collective_key(collective)
+            if step is not None and (entry := step.collectives.get(key)) is not None:
                 entry["outputs"] = [step.keep(each) for each in collective.outputs]
+            elif (entry := (self._before if step is None else step.before).get(key)) is not None:
+                entry["outputs"] = [local_part(each).to("cpu", copy=True) for each in collective.outputs]
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -1024,18 +1046,8 @@ class Capture(StepHooks):
             ],
             "reads": [stored(f"read/{at}", each) for at, each in enumerate(step.reads)],
             "losses": [stored(f"loss/{at}", each) for at, each in enumerate(step.losses)],
-            "collectives": [
-                {
-                    **each,
-                    "outputs": None
-                    if each["outputs"] is None
-                    else [
-                        {"tensor": file.add(f"collective/{at}/{number}", tensor)}
-                        for number, tensor in enumerate(each["outputs"])
-                    ],
-                }
-                for at, each in enumerate(step.collectives.values())
-            ],
+            "collectives": _answers(file, "collective", step.collectives.values()),
+            "before": _answers(file, "before", step.before.values()),
             "gradients": {}
             if error is not None
             else {name: {"tensor": file.add(f"gradient/{name}", each)} for name, each in gradients.items()},
@@ -1082,6 +1094,21 @@ class Capture(StepHooks):
                 yield
             except Exception as error:
                 self._fail(f"{type(error).__name__}: {error}")
+
+
+def _answers(file: TensorFile, key: str, entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add the results of collectives to a file; returns their descriptions."""
+    return [
+        {
+            **each,
+            "outputs": None
+            if each["outputs"] is None
+            else [
+                {"tensor": file.add(f"{key}/{at}/{number}", tensor)} for number, tensor in enumerate(each["outputs"])
+            ],
+        }
+        for at, each in enumerate(entries)
+    ]
 
 
 def capture(

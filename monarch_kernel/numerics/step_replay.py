@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,6 +37,7 @@ from monarch_kernel.numerics.step_capture import (
     StepHooks,
     bits,
     buffers_of,
+    callers_here,
     captures_folder,
     described,
     folder_of,
@@ -298,6 +300,7 @@ class Replay(StepHooks):
         self._parameters: dict[str, torch.Tensor] = {}
         self._replaced: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._queues = _queues(known["collectives"])
+        self._before: list[dict[str, Any]] = list(known.get("before", ()))
         self._lock = threading.Lock()
         self._buckets = [each for root in known["roots"] for each in root["buckets"].values()]
 
@@ -609,7 +612,7 @@ class Replay(StepHooks):
     def _answer(self, collective: Collective) -> None:
         with torch.no_grad(), self.unseen():
             if not self.begun:
-                _stand_in(collective)
+                self._answer_before(collective)
                 return
             with self._lock:
                 entry = self._next(collective)
@@ -622,6 +625,23 @@ class Replay(StepHooks):
                 raise ReplayError(f"the captured step ended before its {_described_entry(entry)} was complete")
             for own, stored in zip(collective.outputs, entry["outputs"], strict=True):
                 own.copy_(self.capture.tensor(stored))
+
+    def _answer_before(self, collective: Collective) -> None:
+        """Answer a collective outside of the step: one of those just before it as captured, others by a stand-in."""
+        callers, group = callers_here(), list(collective.group)
+        with self._lock:
+            fit = [each for each in self._before if each["group"] == group and each["outputs"]]
+            fit = [] if self.report.finished else [each for each in fit if _matches(collective, each)]
+            scores = [_common(each["callers"], callers) for each in fit]
+            best = max(scores, default=(0, 0))
+            if best[1]:
+                # Calls of one line follow each other. If lines were edited, the last call is next to the step.
+                at = scores.index(best) if best[0] else len(scores) - 1 - scores[::-1].index(best)
+                self._before = [each for each in self._before if each is not fit[at]]
+                for own, stored in zip(collective.outputs, fit[at]["outputs"], strict=True):
+                    own.copy_(self.capture.tensor(stored))
+                return
+        _stand_in(collective)
 
     def _next(self, collective: Collective) -> dict[str, Any]:
         """Take the captured collective that answers a call."""
@@ -835,6 +855,13 @@ def _queues(entries: Sequence[dict[str, Any]]) -> dict[tuple[Any, ...], list[dic
             key = (*key, entry["kind"], entry["peer"], entry["tag"])
         queues.setdefault(key, []).append(entry)
     return queues
+
+
+def _common(captured: Sequence[Sequence[object]], called: Sequence[Sequence[object]]) -> tuple[int, int]:
+    """Count the innermost callers that are the same: those at the same line, and those that are the same function."""
+    lines = takewhile(lambda pair: list(pair[0]) == list(pair[1]), zip(captured, called))
+    functions = takewhile(lambda pair: pair[0][0] == pair[1][0], zip(captured, called))
+    return sum(1 for _ in lines), sum(1 for _ in functions)
 
 
 def _matches(collective: Collective, entry: Mapping[str, Any]) -> bool:

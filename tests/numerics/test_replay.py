@@ -72,6 +72,8 @@ def replayed(folder: Path, rank: int, run: Callable[[], object]) -> ReplayReport
         ("ddp", 2, 0, {}),
         ("ddp", 2, 1, {}),  # DDP groups parameters anew in this step
         ("ddp", 4, 2, {}),
+        ("shared_count", 2, 0, {}),
+        ("shared_count", 2, 2, {}),
         ("fsdp", 2, 2, {}),
         ("tensor_parallel", 2, 2, {}),
         ("pipeline", 3, 2, {}),

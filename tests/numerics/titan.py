@@ -1,7 +1,7 @@
 """TorchTitan's Llama debug model, with tensor parallelism under FSDP2, on CPUs: ``python titan.py WHAT FOLDER``.
 
-``record`` and ``rules`` train on the ranks of torchrun; ``compare`` runs in one process afterwards. The last line that
-is printed is JSON. `accelerator` is a module of the notebook on TorchTitan.
+``record``, ``rules`` and ``capture`` train on the ranks of torchrun; ``compare`` and ``replay`` run in one process
+afterwards. The last line that is printed is JSON. `accelerator` is a module of the notebook on TorchTitan.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import json
 import logging
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def build_model() -> torch.nn.Module:
     return Transformer(arguments)
 
 
-def trainer(folder: Path, steps: int) -> Any:
+def trainer(folder: Path, steps: int, bug: str, *options: str) -> Any:
     """Build TorchTitan's trainer on this rank."""
     config = ConfigManager().parse_args(
         [
@@ -48,21 +49,31 @@ def trainer(folder: Path, steps: int) -> Any:
             "--checkpoint.no-enable",
             "--metrics.no-enable-wandb",
             "--metrics.no-enable-tensorboard",
+            *options,
         ]
     )
     made = Trainer(config)
-    for module in made.model_parts[0].modules():
+    model = made.model_parts[0]
+    for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale sums
+    if bug == "mlp" and dist.get_rank() % 2:  # one of the two ranks of tensor parallelism
+        layer = model.layers["1"].feed_forward.w3
+        layer.register_forward_hook(lambda _module, _args, output: output * 1.05)
+    if bug == "norm":
+        weight = model.layers["1"].ffn_norm.weight
+        weight.register_hook(lambda gradient: gradient * (1 + 0.1 * (dist.get_rank() % 2)))
     return made
 
 
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser("titan")
-    parser.add_argument("what", choices=("record", "rules", "compare"))
+    parser.add_argument("what", choices=("record", "rules", "capture", "compare", "replay"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("name")
+    parser.add_argument("--bug", default="")
+    parser.add_argument("--rank", type=int, default=0)
     found = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.INFO)
@@ -70,27 +81,34 @@ def main() -> None:
     target = found.folder / found.name
     if found.what == "compare":
         print(json.dumps(compared(target)))
+    elif found.what == "replay":
+        print(json.dumps(replayed(found.folder, target, found.rank)))
     else:
-        answer = trained(found.what, found.folder, target)
+        answer = trained(found.what, found.folder, target, found.bug)
         if answer is not None:
             print(json.dumps(answer))
 
 
-def trained(what: str, folder: Path, target: Path) -> list[str] | None:
-    """Train three steps, which are recorded or watched; of rules, rank 0 returns those that broke."""
-    from monarch_kernel.numerics import record
+def trained(what: str, folder: Path, target: Path, bug: str) -> list[str] | None:
+    """Train three steps, which are recorded, watched or captured; of rules, rank 0 returns those that broke."""
+    from monarch_kernel.numerics import capture, record
     from monarch_kernel.numerics.rules import rules
 
-    made = trainer(folder, 3)
+    made = trainer(folder, 3, bug)
     broken: list[str] = []
-    context: Any
+    context: Any = nullcontext()
     if what == "record":
         context = record(target.name, made.model_parts[0], steps=2, folder=target, full=True)
-    else:
+    elif what == "rules":
         context = rules(every=1, report=lambda each: broken.append(str(each)))
     try:
-        with context:
+        if what == "capture":
+            taken = capture(target.name, folder=target)
             made.train()
+            assert taken.state == "written", taken.state
+        else:
+            with context:
+                made.train()
     finally:
         made.close()
     first = dist.get_rank() == 0
@@ -104,7 +122,30 @@ def compared(target: Path) -> dict[str, Any]:
     from monarch_kernel.numerics.reference import compare_with_reference
 
     found = compare_with_reference(Recording.open(target), f"{__file__}:build_model")
-    return {"equal": found.equal, "compared": found.compared, "text": str(found)}
+    first = found.first
+    return {
+        "equal": found.equal,
+        "compared": found.compared,
+        "unaligned": found.unaligned,
+        "first": first and [first.phase, first.module, list(first.ranks), first.line],
+        "text": str(found),
+    }
+
+
+def replayed(folder: Path, target: Path, rank: int) -> dict[str, Any]:
+    """Replay the captured step of a rank."""
+    from monarch_kernel.numerics import replay
+
+    with replay(target, rank=rank, quiet=True) as running:
+        trainer(folder, 3, "").train()
+    report = running.report
+    return {
+        "equal": report.equal,
+        "gradients": report.gradients,
+        "updated": report.updated,
+        "collectives": report.collectives,
+        "text": report.text(),
+    }
 
 
 if __name__ == "__main__":

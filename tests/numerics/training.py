@@ -76,6 +76,23 @@ def ddp(steps: int, fail_at: int = -1, nan_at: int = -1, edit: str = "") -> list
     return losses
 
 
+def shared_count(steps: int) -> None:
+    """Data-parallel, with the loss over the number of tokens on all ranks, which is counted before the forward."""
+    rank, _ = meet()
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(steps):
+        x, y = batch(step, rank)
+        count = torch.tensor(float(len(x) + 3 * step + rank))
+        dist.all_reduce(count)
+        number = count.item()  # before the forward, so that the loss reads no tensor
+        loss = functional.cross_entropy(model(x, scale=0.5), y, reduction="sum") / number
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def fsdp(steps: int) -> None:
     """FSDP2, each layer for itself and the rest."""
     from torch.distributed.fsdp import fully_shard

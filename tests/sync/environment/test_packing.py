@@ -290,7 +290,7 @@ def test_a_small_archive_takes_little_memory(tmp_path: Path, bomb: Callable[[Pat
     bomb(archive)
     code = (
         "import sys\n"
-        "from workspace_sync.environment import unpack\n"
+        "from workspace_sync.environment.packing import unpack\n"
         "from workspace_sync.model.errors import TamperedError\n"
         "def peak():\n"
         "    return int(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0])\n"
