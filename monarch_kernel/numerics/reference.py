@@ -589,7 +589,7 @@ class Optimizers:
                     )
                     return
 
-    def load(self, recording: Recording) -> None:
+    def read_tensors(self, recording: Recording) -> None:
         """Read the tensors of states and gradients, joined from all ranks."""
         import torch
 
@@ -697,7 +697,7 @@ def _run(order: Mapping[str, Any]) -> None:
     data = StepData.of(recording)
     file = order["optimizer"]
     optimizers = Optimizers.of(recording, None if file is None else Builder(Path(file[0]), file[1]))
-    optimizers.load(recording)
+    optimizers.read_tensors(recording)
     what = tuple({"modules", "optimizer"} | ({"ops"} & set(recording.description["what"])))
     sys.path[:0] = order["paths"]
     runs: list[tuple[str, int]] = [(folder, units) for folder, units in order["runs"]]
