@@ -346,7 +346,7 @@ def _page() -> dict[str, _Extension] | None:
     if not _has_server() or find_spec("jupyterlab_server") is None:
         return None
     from jupyter_core.paths import jupyter_path
-    from jupyterlab_server.config import get_federated_extensions, get_page_config
+    from jupyterlab_server.config import get_federated_extensions, get_page_config  # pyright: ignore[reportMissingImports]
 
     folders = jupyter_path("labextensions")
     settings = os.path.join(sys.prefix, "share", "jupyter", "lab", "settings")

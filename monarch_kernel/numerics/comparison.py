@@ -47,7 +47,7 @@ from monarch_kernel.numerics.alignment import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pandas
+    import pandas  # pyright: ignore[reportMissingImports]
     import torch
 
     from monarch_kernel.numerics.recording import Entry, Recording
@@ -248,7 +248,7 @@ class Comparison(AsReport):
 
     def to_dataframe(self) -> pandas.DataFrame:
         """Return the differences as a table with a row for each. Raises ImportError without pandas."""
-        import pandas
+        import pandas  # pyright: ignore[reportMissingImports]
 
         names = (*(each for each in TensorDifference.__slots__), "ratio")
         rows = [{name: getattr(each, name) for name in names} for each in self.differences]

@@ -413,7 +413,7 @@ def parametrize_config_pointwise(*settings: dict[str, Any]) -> Callable[[Callabl
     """Return a pytest decorator that runs a test once with each of these groups of settings."""
     import functools
 
-    import pytest
+    import pytest  # pyright: ignore[reportMissingImports]
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         if is_coroutine_function(function):
