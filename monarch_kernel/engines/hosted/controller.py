@@ -27,7 +27,6 @@ from monarch_kernel.protocol.refs import Death, DeathKind, ProcRef
 from monarch_kernel.protocol.serialize import Body, loads
 from monarch_kernel.runtime.actor.output import has_subscribers
 from monarch_kernel.runtime.actor.system import ActorSystem, get_actor_system
-from monarch_kernel.runtime.actor.wire_types import LocalLink
 from monarch_kernel.runtime.mesh.shape import SINGLE, Region
 
 log = logging.getLogger(__name__)
@@ -307,10 +306,7 @@ class ToolController:
         link: Any = node.links.get(f"{mesh.uid}.{rank}")
         if link is None:  # a late message of a dead rank
             return
-        if isinstance(message, Call) and not message.call:  # an error then ends no actor here
-            self.system._on_call(LocalLink(), msgspec.structs.replace(message, call=1), body)
-            return
-        if isinstance(message, Call):
+        if isinstance(message, Call) and message.call:
             mesh.waiting.add((rank, message.call))
             self._start_beating()
         node._dispatch(link, message, body)

@@ -80,6 +80,9 @@ class Actor:
     #: the proc, but not of the tool.
     __tool__ = False
 
+    #: Set in tools that any process may call: no exception of an endpoint ends them, whoever sent the message.
+    __outlives_errors__ = False
+
     #: Set in tools that never use a proc's main thread, even if they are spawned before the program's own actors.
     __background__ = False
 
@@ -279,7 +282,7 @@ class EndpointSpec:
 class ActorSpec:
     """The endpoints of an actor class, and whether it is sync or async."""
 
-    __slots__ = ("background", "cls", "endpoints", "is_async", "tool")
+    __slots__ = ("background", "cls", "endpoints", "is_async", "outlives_errors", "tool")
 
     def __init__(self, cls: type, reserved: frozenset[str]) -> None:
         self.cls = cls
@@ -301,6 +304,7 @@ class ActorSpec:
                 old.describe(_static_attributes(self.cls)[name])
                 new.endpoints[name] = old
         self.is_async, self.tool, self.background = new.is_async, new.tool, new.background
+        self.outlives_errors = new.outlives_errors
         self.endpoints = new.endpoints
 
     def _read(self, reserved: frozenset[str]) -> None:
@@ -334,6 +338,7 @@ class ActorSpec:
                 raise ValueError(f"{cls.__name__}.{hook} must be {kind}, like the endpoints of {cls.__name__}")
         self.tool = bool(getattr(cls, "__tool__", False))
         self.background = bool(getattr(cls, "__background__", False))
+        self.outlives_errors = bool(getattr(cls, "__outlives_errors__", False))
 
 
 def _static_attributes(cls: type) -> dict[str, Any]:

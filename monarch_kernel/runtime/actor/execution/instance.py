@@ -528,12 +528,10 @@ class ActorInstance(Instance):
         elif not self._spec.tool:
             later = self._system.node.poller.call_later
             postmortem.failed(error, self.name, message.endpoint, message.cell, later, self.calls)
-        fatal = not isinstance(error, Exception)
-        if self._spec.tool:  # what other processes send to a tool must not end it
-            if not message.call:
-                log.warning("%s.%s raised: %s", self.name, message.endpoint, error, exc_info=error)
-        else:
-            fatal = fatal or endpoint.explicit_port or not message.call
+        fatal = endpoint.explicit_port or not message.call or not isinstance(error, Exception)
+        if fatal and self._spec.outlives_errors and isinstance(error, Exception):
+            fatal = False
+            log.warning("%s.%s raised: %s", self.name, message.endpoint, error, exc_info=error)
         if fatal and not interrupted:
             death = self._death_of(error)
             self.death = death
