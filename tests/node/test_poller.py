@@ -196,10 +196,10 @@ def test_what_is_shielded_is_not_cut_by_ctrl_c(poller: Poller) -> None:
 def test_timers_run_in_order_and_can_be_cancelled(poller: Poller) -> None:
     seen: list[str] = []
     done: Future[None] = Future(poller)
-    poller.call_later(0.03, lambda: done._resolve(None))
-    poller.call_later(0.02, lambda: seen.append("second"))
+    poller.call_later(0.5, lambda: seen.append("second"))  # long enough for a busy machine to begin the others
     poller.call_later(0.01, lambda: seen.append("first"))
-    poller.call_later(0.015, lambda: seen.append("never")).cancel()
+    poller.call_later(0.25, lambda: seen.append("never")).cancel()
+    poller.call_later(0.5, lambda: done._resolve(None))
     done.get(5)
     assert seen == ["first", "second"]
 
