@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from monarch_kernel.display.quantities import few
+
 #: How long rank 0 waits for the claims of other ranks (seconds).
 DEADLINE = 30.0
 
@@ -271,7 +273,7 @@ class Judge:
 
     def _verdict(self, step: int, breach: _Breach, claims: dict[int, Sequence[Claim]]) -> BrokenRule:
         claim, names = breach.claim, breach.names
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        shown = few(names, 3)
         if claim.kind == "equal":
             among = sorted(claims) if isinstance(claim.ranks, str) else claim.ranks
             others = [rank for rank in among if rank not in breach.ranks and rank in claims]

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from monarch_kernel.debugger.source_locations import user_line
+from monarch_kernel.display.quantities import few
 
 # Operator -> the kind of collective, as the functions of torch.distributed are named.
 _KINDS = {
@@ -95,11 +96,14 @@ class Collective:
 
     def __str__(self) -> str:
         shown = self.inputs or self.outputs
-        tensors = ", ".join(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in shown[:3])
-        more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
-        op = f" ({self.op})" if self.op else ""
-        at = f" at {self.line}" if self.line else ""
-        return f"{self.kind}{op} of {tensors or 'nothing'}{more}{at}"
+        tensors = [f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in shown]
+        return title_of(self.kind, self.op, tensors, self.line)
+
+
+def title_of(kind: str, op: str, tensors: Sequence[str], line: str) -> str:
+    """Name a collective for a message: "all_reduce (sum) of float32[8] at train.py:7"."""
+    at = f" at {line}" if line else ""
+    return f"{kind}{f' ({op})' if op else ''} of {few(tensors, 3) or 'nothing'}{at}"
 
 
 Callback = Callable[[Collective], object]

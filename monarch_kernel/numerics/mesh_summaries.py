@@ -16,7 +16,6 @@ import threading
 import uuid
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -26,7 +25,7 @@ from monarch_kernel.numerics.summaries import (
     Placement,
     Split,
     Summary,
-    generator_states,
+    generator_summaries,
     local_of,
     perturbed,
     placement_of,
@@ -167,7 +166,7 @@ def summarize_here(value: torch.Tensor, number: float, key: str, split: Split | 
     try:
         placement = placement_of(value)
         if placement is None and split is not None:
-            placement = split.place(value.shape, *_rank_and_size())
+            placement = split.place(value.shape, *rank_on_mesh())
         summary = summarize(value, placement)
         kept = local_of(value).to("cpu", copy=True).contiguous() if keeps else None
         found = (int(number), "", astuple(summary), None if placement is None else placement.to_dict(), kept)
@@ -179,9 +178,7 @@ def summarize_here(value: torch.Tensor, number: float, key: str, split: Split | 
 
 def summarize_generators_here(value: torch.Tensor, number: float, key: str, keeps: bool) -> None:
     """Summarize the states of this rank's random generators."""
-    for name, state in generator_states().items():
-        tensor = torch.frombuffer(bytearray(state), dtype=torch.uint8)
-        summary = Summary(tuple(tensor.shape), "uint8", 0.0, 0.0, 0, blake2b(state, digest_size=8).hexdigest(), 0.0)
+    for name, tensor, summary in generator_summaries():
         with _lock:
             _found.setdefault(key, []).append((int(number), name, astuple(summary), None, tensor if keeps else None))
 
@@ -190,7 +187,7 @@ def take_here(value: torch.Tensor, key: str) -> tuple[str, int, int, Sequence[_F
     """Return host, process and rank of this process, and what it has found since the last call."""
     with _lock:
         found = _found.pop(key, [])
-    return socket.gethostname(), os.getpid(), _rank_and_size()[0], found
+    return socket.gethostname(), os.getpid(), rank_on_mesh()[0], found
 
 
 def factor_here(value: torch.Tensor, units: int) -> torch.Tensor:
@@ -201,6 +198,7 @@ def factor_here(value: torch.Tensor, units: int) -> torch.Tensor:
     return factor
 
 
-def _rank_and_size() -> tuple[int, int]:
+def rank_on_mesh() -> tuple[int, int]:
+    """Return this rank of the mesh, and the size of the mesh."""
     point = context().actor_instance.rank
     return point.rank, point.extent.nelements

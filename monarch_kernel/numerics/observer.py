@@ -851,6 +851,30 @@ def named_modules(root: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.M
     return walk(root, prefix)
 
 
+class NamedBuffer(NamedTuple):
+    """A buffer of a model.
+
+    Attributes:
+        name: its qualified name, without the prefixes of wrappers.
+        module: the module that has it.
+        is_persistent: whether it is a part of the model's state.
+    """
+
+    name: str
+    module: nn.Module
+    buffer: torch.Tensor
+    is_persistent: bool
+
+
+def named_buffers(root: nn.Module, prefix: str = "") -> Iterator[NamedBuffer]:
+    """Yield the buffers of each module, in program order."""
+    for name, module in named_modules(root, prefix):
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                is_persistent = key not in module._non_persistent_buffers_set
+                yield NamedBuffer(f"{name}.{key}".lstrip("."), module, buffer, is_persistent)
+
+
 def named_parameters(root: nn.Module, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """Yield each parameter once with its qualified name, without the prefixes of wrappers."""
     seen: set[int] = set()

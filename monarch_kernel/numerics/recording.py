@@ -21,7 +21,6 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -44,7 +43,7 @@ from monarch_kernel.numerics.observer import (
     Subscriber,
     Topic,
     cell_files,
-    named_modules,
+    named_buffers,
     observer,
 )
 from monarch_kernel.numerics.summaries import (
@@ -52,7 +51,7 @@ from monarch_kernel.numerics.summaries import (
     Placements,
     Split,
     Summary,
-    generator_states,
+    generator_summaries,
     hash_of,
     local_of,
     perturbed,
@@ -523,13 +522,7 @@ class _MeshFiles:
                 each.entry,
                 name=name or each.entry.name,
                 rank=rank,
-                shape=summary.shape,
-                dtype=summary.dtype,
-                sum_of_squares=summary.sum_of_squares,
-                maximum=summary.maximum,
-                nonfinite=summary.nonfinite,
-                hash=summary.hash,
-                projection=summary.projection,
+                **_figures(summary),
                 placement=placement,
                 full=full,
             )
@@ -953,13 +946,7 @@ class StepRecorder(Subscriber):
             rank=self.rank,
             sequence=self._sequence - 1,
             line=_whole_line(place.line),
-            shape=summary.shape,
-            dtype=summary.dtype,
-            sum_of_squares=summary.sum_of_squares,
-            maximum=summary.maximum,
-            nonfinite=summary.nonfinite,
-            hash=summary.hash,
-            projection=summary.projection,
+            **_figures(summary),
             placement=placement,
             full=full,
             op=op,
@@ -998,19 +985,15 @@ class StepRecorder(Subscriber):
 
     def _write_buffers(self) -> None:
         for root, prefix in observer().models():
-            for name, module in named_modules(root, prefix):
-                for key, buffer in module._buffers.items():
-                    if buffer is None:
-                        continue
-                    full = f"{name}.{key}".lstrip(".")
-                    if self._mesh is not None and is_on_mesh(buffer):
-                        self._request(_place(full), "optimizer", "buffer", "", full, buffer, is_changing=True)
-                        continue
-                    placement = self._placements.of(full, buffer)
-                    summary = summarize(buffer, placement)
-                    if self._buffers.get(full) != summary.hash:  # masks and tables never change
-                        self._buffers[full] = summary.hash
-                        self._write(_place(full), "optimizer", "buffer", "", summary, placement, buffer)
+            for name, _, buffer, _ in named_buffers(root, prefix):
+                if self._mesh is not None and is_on_mesh(buffer):
+                    self._request(_place(name), "optimizer", "buffer", "", name, buffer, is_changing=True)
+                    continue
+                placement = self._placements.of(name, buffer)
+                summary = summarize(buffer, placement)
+                if self._buffers.get(name) != summary.hash:  # masks and tables never change
+                    self._buffers[name] = summary.hash
+                    self._write(_place(name), "optimizer", "buffer", "", summary, placement, buffer)
 
     def _write_optimizer(self, optimizer: Optimizer, parameters: Sequence[NamedParameter]) -> None:
         """Write what is needed to build an optimizer again: class, settings and the state before its step."""
@@ -1048,10 +1031,7 @@ class StepRecorder(Subscriber):
             self._mesh.summaries.request_generators(entry.sequence, on_mesh, self._full)
             self._mesh.add(_MeshEntry(entry))
             return
-        for name, state in generator_states().items():
-            digest = blake2b(state, digest_size=8).hexdigest()
-            tensor = torch.frombuffer(bytearray(state), dtype=torch.uint8)
-            summary = Summary(tuple(tensor.shape), "uint8", 0.0, 0.0, 0, digest, 0.0)
+        for name, tensor, summary in generator_summaries():
             self._write(_place(name), "forward", "generator", "", summary, None, tensor)
 
 
@@ -1254,6 +1234,11 @@ def _mapped(value: object, change: Callable[[torch.Tensor], torch.Tensor]) -> ob
 
 #: Of a tensor whose ranks have not answered yet.
 _UNKNOWN = Summary((), "", 0.0, 0.0, 0, "", 0.0)
+
+
+def _figures(summary: Summary) -> dict[str, Any]:
+    """Return the fields of an entry that a summary has."""
+    return {each.name: getattr(summary, each.name) for each in fields(summary)}
 
 
 def _ending(rank: int, reason: str) -> bytes:

@@ -29,11 +29,11 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from monarch_kernel.actor import context
 from monarch_kernel.debugger.source_locations import user_frame, user_line
+from monarch_kernel.display.quantities import few
 from monarch_kernel.engines.join.progress_monitor import issued
 from monarch_kernel.numerics.claims import CONSTANT, DEADLINE, BrokenRule, Claim, Exchange, Relation
-from monarch_kernel.numerics.mesh_summaries import is_on_mesh
+from monarch_kernel.numerics.mesh_summaries import is_on_mesh, rank_on_mesh
 from monarch_kernel.numerics.observer import (
     ModuleCall,
     ModuleGradient,
@@ -42,6 +42,7 @@ from monarch_kernel.numerics.observer import (
     Subscriber,
     Subscription,
     Topic,
+    named_buffers,
     named_modules,
     observer,
 )
@@ -326,7 +327,7 @@ def _without_optimizer(step: CheckedStep) -> Iterator[Finding]:
         step.next_step_too = True
     if not again:
         return
-    shown = ", ".join(again[:3]) + (f" and {len(again) - 3} more" if len(again) > 3 else "")
+    shown = few(again, 3)
     strange = [each for _, parameters in step.optimizers for each in parameters if not each.in_model]
     idle = sum(each.parameter.grad is None for each in strange)
     if step.optimizers and strange and idle == len(strange) == sum(len(each) for _, each in step.optimizers):
@@ -357,7 +358,7 @@ def _unmoved(step: CheckedStep) -> Iterator[Finding]:
         if still and not names:
             step.next_step_too = step.next_step_too or any(counts[each.name] < needed for each in still)
         if names:
-            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            shown = few(names, 3)
             yield step.broken(
                 names, f"{shown} did not move in {needed} checked steps, with gradients and learning rates above 0"
             )
@@ -450,7 +451,7 @@ def grads(step: CheckedStep) -> Iterator[Finding]:
             )
         history[each.name] = [max(largest[0], each.norm), largest[1] + (each.norm > 0)]
     if bad:
-        shown = ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
+        shown = few(bad, 3)
         yield step.broken(bad, f"NaN or Inf in the gradients of {shown} that the optimizer was given")
 
 
@@ -783,10 +784,7 @@ class RuleCheck(Subscriber):
             self._local += [each for each in findings if isinstance(each, BrokenRule)]
         self._extra = checked.next_step_too
         self.checked += 1
-        for each in checked.parameters:
-            if each.gradient:
-                claims.append(Claim("", each.name, each.gradient, "gradient", family=each.family))
-        self._send(checked, claims)
+        self._send(checked, claims + _gradient_claims(checked))
 
     def _send(self, step: CheckedStep, claims: list[Claim]) -> None:
         exchange = self._exchange
@@ -822,11 +820,10 @@ class RuleCheck(Subscriber):
         assert exchange is not None
         held = [name for name, each in observer().named_parameters() if each in self._held]
         buffers = [
-            (f"{name}.{key}".lstrip("."), buffer)
+            (each.name, each.buffer)
             for root, prefix in observer().models()
-            for name, module in named_modules(root, prefix)
-            for key, buffer in module._buffers.items()
-            if buffer is not None and key not in module._non_persistent_buffers_set and buffer.numel()
+            for each in named_buffers(root, prefix)
+            if each.is_persistent and each.buffer.numel()
         ]
         found = check.check(step, held, buffers, tensor)
         self._extra = step.next_step_too
@@ -850,7 +847,7 @@ class RuleCheck(Subscriber):
         step.parameters = list(self._captured.values())
         self._captured = {}
         for each in step.parameters:
-            each.after = hash_of_part(local_of(each.parameter))
+            each.after = hash_of_part(each.parameter)
             each.is_held = each.parameter in self._held
         step.memory = memory_in_use()
 
@@ -963,14 +960,9 @@ class _Replicas:
             for module in root.modules():
                 if isinstance(module, DistributedDataParallel) and module.broadcast_buffers:
                     synced |= {id(each) for each in module.modules()}  # the next forward makes them equal
-            for name, module in named_modules(root, prefix):
-                if id(module) in synced:
-                    continue
-                for key, buffer in module._buffers.items():
-                    if buffer is None or key in module._non_persistent_buffers_set or buffer.device.type == "meta":
-                        continue
-                    if buffer.numel():
-                        step.buffers.append((f"{name}.{key}".lstrip("."), local_of(buffer)))
+            for name, module, buffer, is_persistent in named_buffers(root, prefix):
+                if is_persistent and id(module) not in synced and buffer.device.type != "meta" and buffer.numel():
+                    step.buffers.append((name, local_of(buffer)))
 
 
 def described(name: str, parameter: torch.Tensor, norm: float | None) -> CheckedParameter:
@@ -981,6 +973,13 @@ def described(name: str, parameter: torch.Tensor, norm: float | None) -> Checked
     if part.numel():
         found.is_constant = bool((found._sample == found._sample[0]).all()) and bool((part == part.flatten()[0]).all())
     return found
+
+
+def _gradient_claims(step: CheckedStep) -> list[Claim]:
+    """Return what a rank tells of gradients whose ranks are not known, to find them."""
+    return [
+        Claim("", each.name, each.gradient, "gradient", family=each.family) for each in step.parameters if each.gradient
+    ]
 
 
 def measure_update(found: CheckedParameter) -> None:
@@ -1272,8 +1271,7 @@ def check_here(
     value: torch.Tensor, key: str, order: _MeshOrder
 ) -> tuple[int, list[dict[str, Any]], list[dict[str, Any]], bool]:
     """Run the rules of a step. Return rank, claims, broken rules, and whether the next step is checked, too."""
-    point = context().actor_instance.rank
-    step = CheckedStep(order.number, point.rank, point.extent.nelements, order.line)
+    step = CheckedStep(order.number, *rank_on_mesh(), order.line)
     with _mesh_lock:
         state = _mesh_states.setdefault(key, _RankState())
         if state.error:
@@ -1288,11 +1286,7 @@ def check_here(
             step.notes = state.notes.setdefault(name, {})
             for finding in run_rule(name, rule, step):
                 claims.append(finding) if isinstance(finding, Claim) else broken.append(finding)
-        claims += [
-            Claim("", each.name, each.gradient, "gradient", family=each.family)
-            for each in step.parameters
-            if each.gradient
-        ]
+        claims += _gradient_claims(step)
         state.parameters, state.numbers, state.outside, state.buffers = {}, {}, set(), []
     return step.rank, [asdict(each) for each in claims], [asdict(each) for each in broken], step.next_step_too
 

@@ -41,7 +41,7 @@ from torch.overrides import TorchFunctionMode
 from monarch_kernel.debugger.source_locations import outwards, shown_file, user_frame, user_line
 from monarch_kernel.numerics.collectives import Collective, observe
 from monarch_kernel.numerics.mesh_summaries import ON_RANKS, is_on_mesh, mesh_name
-from monarch_kernel.numerics.observer import named_modules, named_parameters
+from monarch_kernel.numerics.observer import named_buffers, named_parameters
 from monarch_kernel.numerics.recording import data_folder, is_plain, rank_and_size, settings_of
 from monarch_kernel.private_files import PrivateFolder, written_whole
 
@@ -622,11 +622,10 @@ def buffers_of(root: nn.Module, prefix: str) -> dict[str, torch.Tensor]:
     """Return the buffers of a root by name, each once."""
     found: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
-    for name, module in named_modules(root):
-        for key, buffer in module._buffers.items():
-            if buffer is not None and id(buffer) not in seen:
-                seen.add(id(buffer))
-                found[prefix + f"{name}.{key}".lstrip(".")] = buffer
+    for name, _, buffer, _ in named_buffers(root):
+        if id(buffer) not in seen:
+            seen.add(id(buffer))
+            found[prefix + name] = buffer
     return found
 
 

@@ -28,7 +28,8 @@ from torch import nn
 from torch.distributed import distributed_c10d
 from torch.optim import Optimizer
 
-from monarch_kernel.numerics.collectives import Collective, CollectivesError, answer
+from monarch_kernel.display.quantities import few
+from monarch_kernel.numerics.collectives import Collective, CollectivesError, answer, title_of
 from monarch_kernel.numerics.observer import named_parameters
 from monarch_kernel.numerics.step_capture import (
     ENVIRONMENT,
@@ -879,12 +880,8 @@ def _is_rebuild(entry: Mapping[str, Any]) -> bool:
 
 
 def _described_entry(entry: Mapping[str, Any]) -> str:
-    shown = entry["inputs"] or entry["expects"]
-    tensors = ", ".join(f"{each['dtype']}{each['shape']}" for each in shown[:3])
-    more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
-    op = f" ({entry['op']})" if entry["op"] else ""
-    at = f" at {entry['line']}" if entry["line"] else ""
-    return f"{entry['kind']}{op} of {tensors or 'nothing'}{more}{at}"
+    tensors = [f"{each['dtype']}{each['shape']}" for each in entry["inputs"] or entry["expects"]]
+    return title_of(entry["kind"], entry["op"], tensors, entry["line"])
 
 
 def _stand_in(collective: Collective) -> None:
@@ -970,5 +967,4 @@ def _shown(tensor: torch.Tensor) -> str:
 
 
 def _listed(values: Sequence[object]) -> str:
-    shown = ", ".join(str(each) for each in values[:12])
-    return f"{shown} and {len(values) - 12} more" if len(values) > 12 else shown or "none"
+    return few([str(each) for each in values], 12) or "none"

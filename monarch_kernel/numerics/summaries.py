@@ -16,7 +16,7 @@ import hashlib
 import math
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -395,6 +395,17 @@ def generator_states() -> dict[str, bytes]:
         kind, keys, *rest = numpy.random.get_state()
         states["numpy"] = f"{kind} {rest} {base64.b64encode(keys.tobytes()).decode()}".encode()
     return states
+
+
+def generator_summaries() -> Iterator[tuple[str, torch.Tensor, Summary]]:
+    """Yield the state of each random generator: its name, its bytes, and their summary, which is a hash alone."""
+    for name, state in generator_states().items():
+        digest = hashlib.blake2b(state, digest_size=8).hexdigest()
+        yield (
+            name,
+            torch.frombuffer(bytearray(state), dtype=torch.uint8),
+            Summary((len(state),), "uint8", 0.0, 0.0, 0, digest, 0.0),
+        )
 
 
 def perturbed(tensor: torch.Tensor, units: int) -> torch.Tensor:

@@ -16,6 +16,7 @@ from IPython.display import publish_display_data
 
 from monarch_kernel.actor import Extent, ProcMesh
 from monarch_kernel.display import runs_hidden, tables
+from monarch_kernel.display.quantities import few
 from monarch_kernel.introspection import after_import
 from monarch_kernel.kernel.output.render import strip_ansi
 from monarch_kernel.kernel.rank.user_code import cut
@@ -338,7 +339,7 @@ def _label(group: Iterable[CellFailure]) -> str:
 
 def _places(group: Sequence[CellFailure]) -> str:
     places = list(dict.fromkeys(f"{failure.host} pid {failure.pid}" for failure in group if failure.pid))
-    return ", ".join(places[:4]) + (f" and {len(places) - 4} more" if len(places) > 4 else "")
+    return few(places)
 
 
 def _own_and_released(failures: Iterable[CellFailure]) -> tuple[list[CellFailure], list[CellFailure]]:

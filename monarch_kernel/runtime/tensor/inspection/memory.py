@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from monarch_kernel.display.quantities import shown_location, source_line, text_size
+from monarch_kernel.display.quantities import few, shown_location, source_line, text_size
 from monarch_kernel.display.tables import AsTable, TableView
 from monarch_kernel.runtime.tensor.controller import frames
 from monarch_kernel.runtime.tensor.controller.borrowing import number_of
@@ -205,5 +205,4 @@ def _handles(value: Any, name: str, depth: int = 3) -> list[tuple[Tensor, str]]:
 
 
 def _listed(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-    return ", ".join(names[:_NAMES]) + more
+    return few(names, _NAMES)
