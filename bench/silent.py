@@ -112,6 +112,7 @@ def compare_with_reference(number: str, folder: Path, references: dict[str, list
     Returns the first difference, and whether it is the error, for certain.
     """
     bug = BUGS[number]
+    where = bug.compared or bug.where
     if bug.program not in references:
         references[bug.program] = [folder / f"{bug.program}-{moved}" for moved in range(3)]
         for moved, target in enumerate(references[bug.program]):
@@ -122,13 +123,13 @@ def compare_with_reference(number: str, folder: Path, references: dict[str, list
     try:
         compared = compare(reference, target, noise=noise)
     except ValueError as error:
-        return f"{type(error).__name__}: {str(error)[:80]}", bug.phase is not None and bug.where in str(error)
+        return f"{type(error).__name__}: {str(error)[:80]}", bug.phase is not None and where in str(error)
     found = compared.first
     if found is None:
         return "equal", False
     name = f"{found.module}.{found.tensor}" if found.module else found.tensor
     unsure = "unsure: " * (compared.equal is None)
-    return f"{unsure}{found.phase} {name}", not unsure and found.phase == bug.phase and bug.where in name
+    return f"{unsure}{found.phase} {name}", not unsure and found.phase == bug.phase and where in name
 
 
 def alarms(steps: int) -> dict[str, int]:

@@ -1085,7 +1085,10 @@ class _Judge:
                 reason = "it changed between the step before and this one, not by the optimizer"
                 hints = [reason, *self._alone([], self.b.parts[key])]
                 worst = max(jumps.values())
-                return dataclasses.replace(self._make(key, (worst, worst), list(jumps), hints), is_before=True)
+                found = self._make(key, (worst, worst), list(jumps), hints)
+                # It is measured within the one run, so that noise between runs says nothing of it.
+                limit = max(_jump_limit(part.entry) for part in self.b.parts[key])
+                return dataclasses.replace(found, tolerance=limit, is_estimate=False, is_before=True)
         return None
 
     def _other(self, run: Run) -> Run:
@@ -1338,9 +1341,14 @@ def _jumps(run: Run, key: Key) -> dict[int, float]:
             continue
         jump = abs(entry.projection - former[rank].projection - moves[rank].projection)
         relative = jump / math.sqrt(max(entry.sum_of_squares, former[rank].sum_of_squares))
-        if relative > max(_JUMP, 4 * _spacing(entry.dtype)):
+        if relative > _jump_limit(entry):
             found[rank] = relative
     return found
+
+
+def _jump_limit(entry: Entry) -> float:
+    """Return how large a change of a parameter the rounding of its summaries explains, relative to its norm."""
+    return max(_JUMP, 4 * _spacing(entry.dtype))
 
 
 def _of_one_shape(parts: Sequence[RecordedPart], other: Sequence[RecordedPart]) -> Sequence[RecordedPart]:

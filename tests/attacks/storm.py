@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from monarch_kernel.actor import Actor, ActorError, SupervisionError, endpoint
@@ -108,13 +109,10 @@ HOLDERS: dict[str, Callable[[random.Random], bytes]] = {
 
 def _hold(port: int, keys: Keys, make: Callable[[random.Random], bytes], seed: int) -> None:
     chance = random.Random(seed)
-    with Holder(port, keys, PATIENCE) as holder:
-        try:
-            holder.send(hello(f"attacker-{seed}") + make(chance))
-            holder.sock.settimeout(0.2)
-            holder.sock.recv(100)
-        except OSError:
-            pass
+    with suppress(OSError), Holder(port, keys, PATIENCE) as holder:
+        holder.send(hello(f"attacker-{seed}") + make(chance))
+        holder.sock.settimeout(0.2)
+        holder.sock.recv(100)
 
 
 def silent(port: int, count: int) -> list[socket.socket]:

@@ -95,7 +95,7 @@ def test_a_comparison_with_one_process_names_the_first_wrong_tensor(
     from bench import silent
 
     named, is_right = silent.compare_with_reference(number, *recordings)
-    assert is_right, f"{named}, not {BUGS[number].phase} {BUGS[number].where}"
+    assert is_right, f"{named}, not {BUGS[number].phase} {BUGS[number].compared or BUGS[number].where}"
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -34,6 +34,8 @@ class Bug:
         found_by: the rule that breaks, or ``"compare"``: only a comparison with the reference shows it.
         where: the module or parameter that a verdict has to name (a part of its name).
         phase: in which a comparison has to find the first difference; None if a reference cannot show it.
+        compared: the module or parameter that a comparison names, if another one that is as wrong comes first in
+            program order.
     """
 
     program: str
@@ -41,6 +43,7 @@ class Bug:
     found_by: str
     where: str
     phase: str | None
+    compared: str = ""
 
 
 BUGS = {
@@ -48,11 +51,20 @@ BUGS = {
     "2": Bug("data_parallel_by_hand", "gradients are summed, not averaged", "compare", "layers.0", "reduction"),
     "2b": Bug("data_parallel_by_hand", "accumulation divides the loss twice", "compare", "layers.2", "backward"),
     "3": Bug("data_parallel_by_hand", "weights are seeded by rank", "replicas", "layers.0.weight", "forward"),
-    "4": Bug("data_parallel", "one rank skips a step of the optimizer", "replicas", "layers.0.weight", "optimizer"),
-    "4b": Bug("data_parallel", "one rank has another learning rate", "lr", "layers.0.weight", "optimizer"),
+    "4": Bug(
+        "data_parallel",
+        "one rank skips a step of the optimizer",
+        "replicas",
+        "layers.0.weight",
+        "optimizer",
+        "temperature",
+    ),
+    "4b": Bug(
+        "data_parallel", "one rank has another learning rate", "lr", "layers.0.weight", "optimizer", "temperature"
+    ),
     "5": Bug("data_parallel", "every rank reads the same shard", "data", "", "forward"),
     "6": Bug("data_parallel_by_hand", "clipping by the norm of the local gradient", "compare", "layers", "reduction"),
-    "7": Bug("data_parallel", "a running mean is not reduced", "buffers", "norm.mean", "forward"),
+    "7": Bug("data_parallel", "a running mean is not reduced", "buffers", "norm.mean", "forward", "norm"),
     "8": Bug("data_parallel", "one rank loads weights after wrapping", "replicas", "layers.2.weight", "forward"),
     "9": Bug("tensor_parallel", "a norm's gradient is not reduced", "replicas", "norm.weight", "reduction"),
     "10": Bug("tensor_parallel", "a bias is added on every rank", "compare", "mlp.down", "forward"),
@@ -68,16 +80,40 @@ BUGS = {
     "19": Bug("pipeline", "tied weights are not reduced", "compare", "embed.weight", "reduction"),
     "20": Bug("pipeline", "a micro-batch is used twice", "data", "", "forward"),
     "21": Bug("pipeline", "the loss is not divided by the micro-batches", "compare", "head", "backward"),
-    "22": Bug("sharded_optimizer", "a tied weight is sharded and updated twice", "updates", "head.weight", "optimizer"),
-    "23": Bug("fully_sharded", "the optimizer holds weights from before wrapping", "updates", "up.weight", "optimizer"),
-    "24": Bug("sharded_optimizer", "master weights are stale after a load", "updates", "layers", "optimizer"),
+    "22": Bug(
+        "sharded_optimizer",
+        "a tied weight is sharded and updated twice",
+        "updates",
+        "head.weight",
+        "optimizer",
+        "embed.weight",
+    ),
+    "23": Bug(
+        "fully_sharded",
+        "the optimizer holds weights from before wrapping",
+        "updates",
+        "up.weight",
+        "optimizer",
+        "norm.weight",
+    ),
+    "24": Bug(
+        "sharded_optimizer", "master weights are stale after a load", "updates", "layers", "optimizer", "embed.weight"
+    ),
     "25": Bug("sharded_optimizer", "weight decay is applied on each rank", "compare", "weight", "optimizer"),
     "26": Bug("sharded_optimizer", "a gathered weight is stale after a step", "compare", "layers.1", "optimizer"),
     "27": Bug("precision", "a module runs in BF16", "compare", "scores", "forward"),
     "28": Bug("data_parallel", "one rank has a wrong bit now and then", "replicas", "layers.1.weight", "optimizer"),
-    "pytorch-104336": Bug("data_parallel", "a wrapped model is moved", "replicas", "layers", "reduction"),
-    "x-jxmnop": Bug("data_parallel", "the wrapper's forward is left out", "replicas", "layers", "reduction"),
-    "accelerate-2665": Bug("fully_sharded", "wrapping comes after the optimizer", "updates", "up.weight", "optimizer"),
-    "deepspeed-1801": Bug("tensor_parallel", "each rank clips by its own norm", "replicas", "norm", "optimizer"),
+    "pytorch-104336": Bug(
+        "data_parallel", "a wrapped model is moved", "replicas", "layers", "reduction", "temperature"
+    ),
+    "x-jxmnop": Bug(
+        "data_parallel", "the wrapper's forward is left out", "replicas", "layers", "reduction", "temperature"
+    ),
+    "accelerate-2665": Bug(
+        "fully_sharded", "wrapping comes after the optimizer", "updates", "up.weight", "optimizer", "norm.weight"
+    ),
+    "deepspeed-1801": Bug(
+        "tensor_parallel", "each rank clips by its own norm", "replicas", "norm", "reduction", "embed.weight"
+    ),
     "lightning-thunder-725": Bug("precision", "autocast leaves a module out", "compare", "up", "forward"),
 }
