@@ -17,6 +17,7 @@ LIMIT = 60.0
 
 def main(module: str, *names: str) -> None:
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*")
+    faulthandler.enable()
     bodies = importlib.import_module(module)
     for name in names:
         faulthandler.dump_traceback_later(LIMIT, exit=True)

@@ -45,7 +45,7 @@ def _output(*command: str) -> str:
 
 @functools.cache
 def results(version: str, module: str) -> tuple[dict[str, str | None], str]:
-    """What each body raised there (None: nothing), and what was written to stderr."""
+    """What each body raised there (None: nothing), and how Python ended."""
     python = interpreter(version)
     if python is None:
         pytest.skip(f"Python {version} is not installed here: its tracer is not tested")
@@ -55,7 +55,7 @@ def results(version: str, module: str) -> tuple[dict[str, str | None], str]:
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
     )
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    return dict(found), done.stderr
+    return dict(found), f"exit code {done.returncode}\n{done.stderr[-8000:]}"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -63,5 +63,5 @@ def results(version: str, module: str) -> tuple[dict[str, str | None], str]:
 def test_body(version: str, module: str, name: str) -> None:
     """See the body of that name."""
     found, errors = results(version, module)
-    assert name in found, f"it has not come to an end:\n{errors[-8000:]}"
+    assert name in found, f"it has not come to an end: {errors}"
     assert found[name] is None, found[name]
