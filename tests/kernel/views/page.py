@@ -22,6 +22,7 @@ class Page:
     Attributes:
         messages: all that the kernel has sent over the comm.
         statuses: the kernel's states (busy, idle) as all clients see them.
+        busy_with: the requests with which the kernel has begun.
     """
 
     def __init__(self, kernel: Kernel, period: float = 0.2, subshell: bool = True) -> None:
@@ -38,6 +39,7 @@ class Page:
         self._leased = 0.0
         self.messages: list[Message] = []
         self.statuses: list[str] = []
+        self.busy_with: set[str] = set()
         self._send("comm_open", {"comm_id": self._comm, "target_name": TARGET, "data": {}})
 
     def _send(self, kind: str, content: Message) -> None:
@@ -85,6 +87,8 @@ class Page:
         content = message["content"]
         if message["msg_type"] == "status":
             self.statuses.append(content["execution_state"])
+            if content["execution_state"] == "busy":
+                self.busy_with.add(message["parent_header"]["msg_id"])
         elif message["msg_type"] == "comm_msg" and content["comm_id"] == self._comm:
             assert not message["parent_header"], "views belong to no cell"
             data = content["data"]

@@ -45,6 +45,7 @@ def test_changes_come_while_a_cell_runs_and_the_kernel_stays_busy(mesh: Kernel, 
     mesh.ok(f"%%mesh\n{bell.code()}")
     cell = mesh.send("%%mesh -r 2\nring()\nimport time\nwhile True: time.sleep(0.01)")
     bell.wait()
+    page.until(lambda: cell.msg_id in page.busy_with)
     page.rank("m", 2, state="running")
     page.statuses.clear()
     begin = len(page.messages)
