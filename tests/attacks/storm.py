@@ -109,7 +109,7 @@ HOLDERS: dict[str, Callable[[random.Random], bytes]] = {
 
 def _hold(port: int, keys: Keys, make: Callable[[random.Random], bytes], seed: int) -> None:
     chance = random.Random(seed)
-    with suppress(OSError), Holder(port, keys, PATIENCE) as holder:
+    with suppress(OSError, EOFError), Holder(port, keys, PATIENCE) as holder:
         holder.send(hello(f"attacker-{seed}") + make(chance))
         holder.sock.settimeout(0.2)
         holder.sock.recv(100)
