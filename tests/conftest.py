@@ -193,7 +193,7 @@ def _within(deadline: float, condition: Callable[[], object]) -> bool:
 #: folder, a fixture below. A test with the mark ``own_runtime`` is checked by itself wherever it is.
 CHECKED = {
     **dict.fromkeys(("actor", "debugger", "spmd", "tensor", "transfer", "watch"), "runtime"),
-    **dict.fromkeys(("display", "mesh", "supervision"), "checked_module"),
+    **dict.fromkeys(("display", "mesh", "supervision", "test_imports.py", "test_names.py"), "checked_module"),
     # Chromium keeps processes for pages to come; what kernels have left is checked after each test.
     "browser": "checked_session",
     "hub": "checked_session",
@@ -238,12 +238,13 @@ def checked_module() -> Iterator[None]:
 def runtime(checked_session: None) -> Iterator[None]:
     """One controller and host agent, with what its fork server has loaded; a file's meshes end with the file.
 
-    Ranks that import a test file find pytest loaded: it is half of what they compute otherwise.
+    Ranks that import a test file find pytest loaded: it is half of what they compute otherwise. So do ranks that train,
+    in batches of files that load torch, with what their first step imports.
     """
     from monarch_kernel.runtime.actor.hosts import host_mesh
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_mesh, "SHARED", (*host_mesh.SHARED, "pytest"))
+        patch.setattr(host_mesh, "SHARED", (*host_mesh.SHARED, "torch.distributed.tensor", "torch._dynamo", "pytest"))
         yield
     stop_all_meshes("the file is over")
 
