@@ -235,16 +235,18 @@ def checked_module() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def runtime(checked_session: None) -> Iterator[None]:
+def runtime(request: pytest.FixtureRequest, checked_session: None) -> Iterator[None]:
     """One controller and host agent, with what its fork server has loaded; a file's meshes end with the file.
 
-    Ranks that import a test file find pytest loaded: it is half of what they compute otherwise. So do ranks that train,
-    in batches of files that load torch, with what their first step imports.
+    Ranks that import a test file find pytest loaded: it is half of what they compute otherwise. So do ranks of tests of
+    tensors with what their first operation or step imports.
     """
     from monarch_kernel.runtime.actor.hosts import host_mesh
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_mesh, "SHARED", (*host_mesh.SHARED, "torch.distributed.tensor", "torch._dynamo", "pytest"))
+        trains = "tensor" in request.path.relative_to(Path(__file__).parent).parts
+        loaded = ("torch.distributed.tensor", "torch._dynamo") if trains else ()
+        patch.setattr(host_mesh, "SHARED", (*host_mesh.SHARED, *loaded, "pytest"))
         yield
     stop_all_meshes("the file is over")
 
