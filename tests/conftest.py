@@ -239,14 +239,17 @@ def runtime(request: pytest.FixtureRequest, checked_session: None) -> Iterator[N
     """One controller and host agent, with what its fork server has loaded; a file's meshes end with the file.
 
     Ranks that import a test file find pytest loaded: it is half of what they compute otherwise. So do ranks of tests of
-    tensors with what their first operation or step imports.
+    tensors with what sharded ones need, and one template serves both.
     """
     from monarch_kernel.runtime.actor.hosts import host_mesh
 
     with pytest.MonkeyPatch.context() as patch:
-        trains = "tensor" in request.path.relative_to(Path(__file__).parent).parts
-        loaded = ("torch.distributed.tensor", "torch._dynamo") if trains else ()
-        patch.setattr(host_mesh, "SHARED", (*host_mesh.SHARED, *loaded, "pytest"))
+        loaded: tuple[str, ...] = ()
+        if "tensor" in request.path.relative_to(Path(__file__).parent).parts:
+            from monarch_kernel.runtime.tensor.sharded.controller.mesh import PRELOAD
+
+            loaded = PRELOAD
+        patch.setattr(host_mesh, "SHARED", (*dict.fromkeys((*loaded, *host_mesh.SHARED)), "pytest"))
         yield
     stop_all_meshes("the file is over")
 
