@@ -193,7 +193,7 @@ def _within(deadline: float, condition: Callable[[], object]) -> bool:
 #: folder, a fixture below. A test with the mark ``own_runtime`` is checked by itself wherever it is.
 CHECKED = {
     **dict.fromkeys(("actor", "debugger", "spmd", "tensor", "transfer", "watch"), "runtime"),
-    **dict.fromkeys(("display", "mesh", "supervision"), "checked_module"),
+    **dict.fromkeys(("display", "mesh", "supervision", "test_imports.py", "test_names.py"), "checked_module"),
     # Chromium keeps processes for pages to come; what kernels have left is checked after each test.
     "browser": "checked_session",
     "hub": "checked_session",
@@ -235,15 +235,21 @@ def checked_module() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def runtime(checked_session: None) -> Iterator[None]:
+def runtime(request: pytest.FixtureRequest, checked_session: None) -> Iterator[None]:
     """One controller and host agent, with what its fork server has loaded; a file's meshes end with the file.
 
-    Ranks that import a test file find pytest loaded: it is half of what they compute otherwise.
+    Ranks that import a test file find pytest loaded: it is half of what they compute otherwise. So do ranks of tests of
+    tensors with what sharded ones need, and one template serves both.
     """
     from monarch_kernel.runtime.actor.hosts import host_mesh
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_mesh, "SHARED", (*host_mesh.SHARED, "pytest"))
+        loaded: tuple[str, ...] = ()
+        if "tensor" in request.path.relative_to(Path(__file__).parent).parts:
+            from monarch_kernel.runtime.tensor.sharded.controller.mesh import PRELOAD
+
+            loaded = PRELOAD
+        patch.setattr(host_mesh, "SHARED", (*dict.fromkeys((*loaded, *host_mesh.SHARED)), "pytest"))
         yield
     stop_all_meshes("the file is over")
 

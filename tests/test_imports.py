@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -230,6 +231,12 @@ def modules() -> Iterator[tuple[str, Path]]:
 KNOWN = {name for name, _ in modules()}
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """The syntax tree of a file, which several tests look at."""
+    return ast.parse(path.read_text())
+
+
 def type_checking(node: ast.AST) -> bool:
     """Whether a statement is `if TYPE_CHECKING:`."""
     return isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
@@ -285,8 +292,9 @@ def later():
     }
 
 
+@functools.cache
 def imports_of(module: str, path: Path) -> list[tuple[str, int]]:
-    return list(imports(ast.parse(path.read_text()), module, path.name == "__init__.py"))
+    return list(imports(tree_of(path), module, path.name == "__init__.py"))
 
 
 def rule_for(module: str) -> str:
@@ -388,7 +396,7 @@ def edges(for_types: bool) -> dict[str, set[str]]:
     for module, path in modules():
         if module in LATE:
             continue
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         left_out: set[int] = set()
         if not for_types:
             left_out = {id(child) for node in ast.walk(tree) if type_checking(node) for child in ast.walk(node)}
@@ -441,7 +449,7 @@ def importers() -> dict[str, set[str]]:
     for module, path in modules():
         is_package = path.name == "__init__.py"
         found = users[module] = []
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 targets = [target for target, _ in of_statement(node, module, is_package)]
                 found += zip(targets, (alias.name for alias in node.names))

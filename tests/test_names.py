@@ -12,6 +12,7 @@ import pytest
 
 import workspace_sync
 from monarch_kernel import errors
+from tests.test_imports import tree_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("monarch_kernel", "workspace_sync")
@@ -108,7 +109,7 @@ def classes() -> dict[str, list[tuple[str, ast.ClassDef]]]:
     found: dict[str, list[tuple[str, ast.ClassDef]]] = collections.defaultdict(list)
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.parse(path.read_text()).body:
+            for node in tree_of(path).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     found[node.name].append((str(path.relative_to(ROOT)), node))
     return found
@@ -147,7 +148,7 @@ def names() -> Iterator[tuple[str, str]]:
             parts = parts[:-1] if parts[-1] == "__init__" else parts
             module = ".".join(parts)
             yield module, parts[-1]
-            for node in ast.parse(path.read_text()).body:
+            for node in tree_of(path).body:
                 if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name[0] != "_":
                     yield module, node.name
 
@@ -193,7 +194,7 @@ def test_files_that_are_named_in_code_exist() -> None:
     files = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     missing = []
     for file in sorted(files):
-        for node in ast.walk(ast.parse((ROOT / file).read_text())):
+        for node in ast.walk(tree_of(ROOT / file)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(".py"):
                 name = node.value
                 if (

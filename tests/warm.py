@@ -36,7 +36,8 @@ _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl
 #: What most test files load. Nothing of this project: what it notes as it is loaded belongs to one process.
 _PLAIN = ("pytest", "hypothesis", "jupyter_client.blocking.client", "jupyter_client.manager", "psutil", "cloudpickle")
-_TORCH = ("numpy", "torch", "torch.distributed.tensor")
+#: An optimizer's first step imports torch._dynamo, which takes as long as torch.
+_TORCH = ("numpy", "torch", "torch.distributed.tensor", "torch._dynamo")
 #: How long what the tests have started may take to end after them (seconds).
 _GRACE = 20.0
 

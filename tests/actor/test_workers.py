@@ -18,12 +18,21 @@ from monarch_kernel import config
 from monarch_kernel.actor import Channel, HostMesh, SupervisionError, attach_to_workers, this_host
 from monarch_kernel.errors import AttachTimeoutError
 from monarch_kernel.output import RankOutput, subscribe
+from monarch_kernel.runtime.actor.hosts import host_mesh
 from tests.actor.actors import PATIENCE, Basic, started
 from tests.actor.remote_actors import Holder, Reader, Remote
 from tests.conftest import alive, wait_until
 from tests.workers import Start, Team, team
 
 TRANSPORTS = ("ipc", "tcp")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ranks_without_pytest(runtime: None) -> Iterator[None]:
+    """Their actors need none, and each worker would load it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_mesh, "SHARED", ("numpy",))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from monarch_kernel.actor import ProcMesh, this_host
 from monarch_kernel.debugger import get_debugger
 from monarch_kernel.debugger.controller import common_point
 from monarch_kernel.debugger.controller.hub import MeshDebugger
@@ -70,9 +71,14 @@ class Training:
         self.trainers.leave.call().get(PATIENCE)
 
 
+def two_with_torch() -> ProcMesh:
+    """Two ranks, forked from a process that has loaded torch."""
+    return this_host().spawn_procs(per_host={"gpus": 2}, preload=("torch.distributed",))
+
+
 @pytest.fixture
-def training(procs: Any, tmp_path: Path) -> Training:
-    return Training(procs(2), tmp_path)
+def training(tmp_path: Path) -> Training:
+    return Training(two_with_torch(), tmp_path)
 
 
 def all_before(training: Training, step: int) -> None:
@@ -134,8 +140,8 @@ def test_so_they_do_where_the_controller_calls_each_step(training: Training, deb
     training.go_on(debugger, asked)
 
 
-def test_code_that_only_one_rank_runs_once_stops(procs: Any, tmp_path: Path, debugger: MeshDebugger) -> None:
-    mesh = procs(2)
+def test_code_that_only_one_rank_runs_once_stops(tmp_path: Path, debugger: MeshDebugger) -> None:
+    mesh = two_with_torch()
     for in_collective in (True, False):
         (tmp_path / str(in_collective)).mkdir()
         training = Training(mesh, tmp_path / str(in_collective))

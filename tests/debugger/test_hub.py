@@ -73,6 +73,7 @@ def test_a_loop_that_runs_already_is_reached(procs: Any, debugger: MeshDebugger)
     assert texts(chosen.print("end = 0")) == {1: ""}
     debugger.clear()
     chosen.cont()
+    debugger.wait(lambda stops: not stops, PATIENCE)  # rank 1 is no longer the one that is stopped
     debugger.pause(mesh, [0])
     chosen = stopped(debugger, 1)
     assert chosen.ranks == (0,)

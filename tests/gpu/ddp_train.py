@@ -25,6 +25,6 @@ while not ends:
     losses.append(float(loss.detach()))
     ends.fill_(float(os.path.exists(sys.argv[1])))
     dist.all_reduce(ends, dist.ReduceOp.MAX)
-    time.sleep(0.005)
+    time.sleep(0.05)  # whoever joins it has its processor
 print(f"rank {rank} ends after {len(losses)} steps on {device}", flush=True)
 dist.destroy_process_group()

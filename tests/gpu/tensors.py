@@ -168,8 +168,9 @@ def sharded() -> None:
     from torch import optim
 
     from monarch_kernel.distributed import Mesh, distribute, load_checkpoint, module_to_mesh, save_checkpoint
+    from monarch_kernel.runtime.tensor.sharded.controller.mesh import PRELOAD
 
-    procs = this_host().spawn_procs(per_host={"gpus": 2}, preload=("torch",))
+    procs = this_host().spawn_procs(per_host={"gpus": 2}, preload=PRELOAD)
     mesh = Mesh.of(procs, ("data",), (2,))
     whole = torch.randn(7, 8, generator=torch.Generator().manual_seed(3))
     part = distribute(whole, mesh, sharding_spec=["data", None])
@@ -210,8 +211,9 @@ def _with_fsdp(device_mesh: Any) -> Any:
 def fsdp() -> None:
     """torch's `fully_shard` built on two ranks of one card; the losses are those of one process."""
     from monarch_kernel.distributed import Mesh, RemoteModule
+    from monarch_kernel.runtime.tensor.sharded.controller.mesh import PRELOAD
 
-    procs = this_host().spawn_procs(per_host={"gpus": 2}, preload=("torch",))
+    procs = this_host().spawn_procs(per_host={"gpus": 2}, preload=PRELOAD)
     model = RemoteModule(Mesh.of(procs), _with_fsdp, lambda x: x.new_empty(x.shape[0], 3))
     got, wanted = _train(model), _train(_network())
     assert max(abs(a - b) for a, b in zip(got, wanted, strict=True)) < 1e-4, (got, wanted)

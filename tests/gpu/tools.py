@@ -59,7 +59,7 @@ dist.all_reduce(torch.ones(4))"""
 def rank_that_waits_for_the_card() -> str:
     """A rank in a kernel that does not end is named with its line by stacks and hang; it is killed and healed."""
     with notebook() as kernel:
-        kernel.ok("%mesh up --procs 2 --dist gloo")
+        kernel.ok("%mesh up --procs 2 --dist gloo --preload torch")
         kernel.ok(STUCK.format(gpu=has_gpu()))
         line = "in load  torch.cuda.synchronize()" if has_gpu() else "pthread_mutex_lock(mutex)"
         until(kernel, "%mesh stacks", re.escape(line))
@@ -82,7 +82,7 @@ def rank_that_waits_for_the_card() -> str:
 def tensors_in_cells() -> str:
     """Cells with tensors of a card: values, diff by rank, NaN, the debugger at a breakpoint, and status."""
     with notebook() as kernel:
-        kernel.ok("%mesh up --procs 2")
+        kernel.ok("%mesh up --procs 2 --preload torch")
         value = kernel.ok(f"%%mesh\nimport torch\nx = torch.arange(6.0, device={device()!r}).view(2, 3)\nx.sum(1)")
         assert f"tensor([ 3., 12.]{', device=' + repr('cuda:0') if has_gpu() else ''})" in shown(value), shown(value)
         kernel.ok("%%mesh -r 1\nx[1, 2] = float('nan')")

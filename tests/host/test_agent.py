@@ -424,6 +424,37 @@ def test_a_template_shares_what_it_has_loaded(host: Host) -> None:
     assert all(host.exit_of(n).cause == "stopped: test over" for n in (*names, *more))
 
 
+def test_a_template_of_more_modules_is_forked_from_one_that_has_loaded_some_of_them(host: Host) -> None:
+    def template_of(rank: str) -> psutil.Process:
+        found = psutil.Process(host.started[rank]).parent()
+        assert found is not None and found.name() == "monarch-templat"
+        return found
+
+    (few,) = host.spawn(preload=["decimal"])
+    (more,) = host.spawn(preload=["sqlite3", "decimal"])
+    (other,) = host.spawn(preload=["sqlite3"])
+
+    def look() -> None:
+        import sys
+
+        assert {"decimal", "sqlite3"} <= sys.modules.keys()
+
+    host.call(more, look)
+    first, second = template_of(few), template_of(more)
+    assert second.parent() == first
+    assert template_of(other).parent() == first.parent()  # a template with modules that were not asked for is none
+    # It goes on when the first one retires.
+    host.stop([few])
+    host.exit_of(few)
+    host.spawn(preload=["wave"])  # one template too many
+    (again,) = host.spawn(preload=["sqlite3", "decimal"])
+    assert template_of(again).parent() == first
+    host.call(again, look)
+    first.kill()
+    assert host.exit_of(more).cause == host.exit_of(again).cause == "killed by SIGKILL"
+    assert host.status([other])[0].state == "alive"
+
+
 def test_variables_that_libraries_read_when_they_are_imported_make_a_template_of_their_own() -> None:
     given: dict[str, str | None] = {"HF_HOME": "/data/hf", "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
     assert load_env(given) == {"HF_HOME": "/data/hf", "OMP_NUM_THREADS": "1"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -69,9 +70,26 @@ class Named(Actor):
     def pid(self):
         return os.getpid()
 
-rank, here = int(os.environ["RANK"]), sys.argv[1]
+# The ranks are forked from one process, which has loaded torch: that is most of what each would compute.
+here, how, *numbers = sys.argv[1:]
+pids = []
+for rank in map(int, numbers):
+    pids.append(os.fork())
+    if pids[-1] == 0:
+        break
+else:
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1])]
+    for pid in pids[1:]:
+        if how == "keyless":
+            os.kill(pid, 9)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    print(*codes)
+    sys.exit()
+os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank % 2))
+for stream, name in ((1, "out"), (2, "err")):
+    os.dup2(os.open(os.path.join(here, f"{name}{rank}"), os.O_CREAT | os.O_WRONLY, 0o600), stream)
 store = dist.FileStore(os.path.join(here, "store"), 4)
-job = StoreJob.from_store(store, name="boxes", **({"transport": "tcp"} if sys.argv[2] == "keyless" else {}))
+job = StoreJob.from_store(store, name="boxes", **({"transport": "tcp"} if how == "keyless" else {}))
 assert (job is None) == (rank != 0)
 if job is not None:
     assert not job.active
@@ -85,39 +103,36 @@ store.wait([f"done{other}" for other in range(4)])
 """
 
 
-def met(folder: Path, how: str) -> list[tuple[int, str, str]]:
-    """Exit code and output of each rank of a program on two hosts."""
+def met(folder: Path, how: str, *ranks: int) -> list[tuple[int, str, str]]:
+    """Exit code and output of these ranks of a program on two hosts, which has two on each."""
     (folder / "met.py").write_text(MET)
     sizes = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MONARCH_KERNEL_KEY_FILE": str(folder / "no.key")}
-    env = {**os.environ, **sizes}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(folder / "met.py"), str(folder), how],
-            env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank % 2)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(4)
-    ]
+    program = subprocess.Popen(
+        [sys.executable, str(folder / "met.py"), str(folder), how, *map(str, ranks)],
+        env={**os.environ, **sizes},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        outputs = [each.communicate(timeout=patience(60)) for each in (ranks if how == "met" else ranks[:1])]
-    finally:
-        for each in ranks:
-            each.kill()
-            each.communicate()
-    return [(rank.returncode, *output) for rank, output in zip(ranks, outputs, strict=False)]
+        codes, _ = program.communicate(timeout=patience(60))
+    except subprocess.TimeoutExpired:
+        os.killpg(program.pid, signal.SIGKILL)
+        program.communicate()
+        raise
+    written = [[(folder / f"{name}{rank}").read_text() for name in ("out", "err")] for rank in ranks]
+    return [(int(code), out, err) for code, (out, err) in zip(codes.split(), written, strict=True)]
 
 
 def test_the_hosts_of_a_program_that_torchrun_has_started(tmp_path: Path, shared: Path) -> None:
-    ended = met(tmp_path, "met")
+    ended = met(tmp_path, "met", 0, 1, 2, 3)
     assert [code for code, _, _ in ended] == [0] * 4, ended
     assert ended[0][1].startswith("{hosts: 2, gpus: 2} 4 True False") and ended[0][1].endswith("2\n")
     assert os.listdir(shared) == []
 
 
 def test_a_worker_that_cannot_start_is_told_by_the_first_rank(tmp_path: Path) -> None:
-    ((code, _, said),) = met(tmp_path, "keyless")
+    (code, _, said), _other = met(tmp_path, "keyless", 0, 2)  # the first rank of each host
     assert code == 1 and "2 of 2 workers could not start" in said and "no.key" in said
 
 

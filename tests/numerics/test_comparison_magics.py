@@ -63,7 +63,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
         kernel = harness.start_kernel()
         try:
             kernel.ok(f"import os; os.chdir({str(folder)!r})")
-            kernel.ok("%mesh up pair --procs 2")
+            kernel.ok("%mesh up pair --procs 2 --preload torch,torch._dynamo,torch.distributed.tensor")
             kernel.ok(CELL.format(folder=str(folder)))
             yield kernel
         finally:

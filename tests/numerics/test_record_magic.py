@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def mesh(notebook: Kernel) -> Iterator[Kernel]:
     """A kernel with a mesh of two ranks that have a model."""
-    notebook.ok("%mesh up pair --procs 2")
+    notebook.ok("%mesh up pair --procs 2 --preload torch,torch._dynamo,torch.distributed.tensor")
     notebook.ok(PROGRAM)
     yield notebook
     notebook.ok("%mesh down pair")

@@ -133,11 +133,18 @@ def test_cross_memory_attach_needs_nothing_of_the_owner(forced: Callable[[str], 
     assert np.array_equal(owner.do("base", "words"), into + 1)
 
 
+def states(pid: int) -> list[str]:
+    """The states of the threads of a process, as in proc(5)."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/stat")
+    return [task.read_text().rpartition(")")[2].split()[0] for task in tasks]
+
+
 def test_what_needs_the_owner_times_out_when_it_stands_still(far: Owner) -> None:
     assert far.actor is not None
     buffer, pid = far.do("words", 8), far.actor.pid.call_one().get()
     os.kill(pid, signal.SIGSTOP)
     try:
+        wait_until(lambda: set(states(pid)) == {"T"}, "all threads of the owner stand still")
         with pytest.raises(RDMATimeoutError, match="fetch_add at byte 8 of a buffer of 64 bytes of proc owner"):
             buffer.fetch_add(1, offset=8, timeout=0.05).get()
         with pytest.raises(TimeoutError):

@@ -399,6 +399,8 @@ log = logging.getLogger(__name__)
 ORPHAN_GRACE = 2.0
 #: The maximum number of templates kept; each keeps its modules in memory.
 MAX_TEMPLATES = 3
+#: The modules that a template has loaded, the variables that they read, and the scope or the import path.
+_TemplateKey = tuple[tuple[str, ...], tuple[tuple[str, str | None], ...], Hashable]
 #: The maximum number of dead ranks whose output is kept.
 MAX_DEAD_LOGS = 256
 #: The maximum number of bytes queued for an owner that does not read. Beyond this, ranks block when they print.
@@ -438,8 +440,8 @@ class Agent:
         os.makedirs(self._logs, mode=0o700, exist_ok=True)
         self._base = ForkClient(server, self._poller, self._on_fork_event)
         self._base_pid = server_pid
-        self._templates: dict[Hashable, tuple[str, ForkClient]] = {}
-        self._passing: set[Hashable] = set()  # the keys of templates that have loaded modules of a placement's folders
+        self._templates: dict[_TemplateKey, tuple[str, ForkClient]] = {}
+        self._passing: set[_TemplateKey] = set()  # of templates that have loaded modules of a placement's folders
         self._placements: dict[str, Placement] = {}  # by controller
         self._made = 0
         self._procs: dict[str, Proc] = {}
@@ -621,17 +623,30 @@ class Agent:
         key = (tuple(preload), tuple(sorted(load_time.items())), tuple(sys_path) if passing else scope)
         if key in self._templates:
             return self._templates[key][1]
+        source = self._source_of(key)
         self._retire_templates(MAX_TEMPLATES - 1)
         self._made += 1
         name = f"template-{self._made}"
         ours, theirs = forkserver.make_pair()
         request = forkserver.MakeTemplate(name, preload, load_time, sys_path)
-        self._base.send(request, [theirs.detach()], close=True)
+        source.send(request, [theirs.detach()], close=True)
         client = ForkClient(ours, self._poller, self._on_fork_event)
         self._templates[key] = (name, client)
         if passing:
             self._passing.add(key)
         return client
+
+    def _source_of(self, wanted: _TemplateKey) -> ForkClient:
+        """Return the process from which to fork a template: one that has loaded most of its modules, and no others.
+
+        Only a template that is ready counts: one that fails would take the new template with it.
+        """
+        below = [
+            (len(modules), client)
+            for (modules, *others), (_name, client) in self._templates.items()
+            if client.ready and others == [*wanted[1:]] and set(modules) < set(wanted[0])
+        ]
+        return max(below, key=lambda each: each[0], default=(0, self._base))[1]
 
     def _template_scope(self, message: SpawnProcs) -> Hashable:
         """Return the properties, besides modules, that ranks must share to be forked from one template."""
@@ -642,7 +657,7 @@ class Agent:
         while len(self._templates) > keep:
             self._retire(min(self._templates, key=lambda k: self._templates[k][1].last_used))
 
-    def _retire(self, key: Hashable) -> None:
+    def _retire(self, key: _TemplateKey) -> None:
         """Make a template exit after its last rank."""
         self._passing.discard(key)
         self._templates.pop(key)[1].send(forkserver.Retire(), [])
@@ -675,6 +690,7 @@ class Agent:
             server.failed = event
             log.warning("template failed: %s", event.reason)
         else:
+            server.ready = True
             native = event.native_threads
             log.info("%s is ready after %.3f s (%d native threads)", event.template, event.seconds, native)
 

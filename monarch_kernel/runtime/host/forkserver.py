@@ -3,7 +3,8 @@
 It communicates with the host agent over a Unix SOCK_SEQPACKET pair. Each packet holds one of the requests or
 events below and its file descriptors. The server imports what every rank needs once, freezes the garbage
 collector so that those pages stay shared, and waits. It can fork *templates*: copies of itself that have
-more modules (torch) loaded. Each template has its own socket to the agent.
+more modules (torch) loaded. Each template has its own socket to the agent, and can fork templates itself: one of
+more modules is forked from one that has loaded some of them, and ends with it.
 
 What can be preloaded: a fork copies only the calling thread, so a preloaded module must not hold locks in other
 threads. A template with a second Python thread, or with CUDA initialised, is rejected. ``import torch`` leaves

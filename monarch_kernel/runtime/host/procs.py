@@ -353,6 +353,7 @@ class ForkClient:
     def __init__(
         self, sock: socket.socket, poller: Poller, on_event: Callable[[ForkClient, forkserver.Event | None], None]
     ) -> None:
+        self.ready = False  # whether a template has loaded its modules
         self.failed: forkserver.TemplateFailed | None = None  # why it no longer serves
         self.last_used = time.monotonic()
         self._sock = sock

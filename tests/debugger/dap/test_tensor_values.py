@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.conftest import needs
 from tests.debugger.dap.test_front_end import FrontEnd, stopped
 from tests.kernel import harness
-from tests.kernel.harness import stop_kernel
+from tests.kernel.harness import Kernel, stop_kernel
 
 needs("torch")
 pytestmark = pytest.mark.torch
@@ -42,11 +43,20 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize("client", ["jupyterlab", "vscode"])
-def test_tensors_say_what_they_hold_and_open_into_rows(client: str) -> None:
-    kernel = harness.start_kernel()
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Kernel]:
+    """A kernel with one rank for each client, forked from a process that has loaded torch."""
+    started = harness.start_kernel()
     try:
-        kernel.ok("%mesh up --procs 1")
+        yield started
+    finally:
+        stop_kernel(started)
+
+
+@pytest.mark.parametrize("client", ["jupyterlab", "vscode"])
+def test_tensors_say_what_they_hold_and_open_into_rows(kernel: Kernel, client: str) -> None:
+    kernel.ok("%mesh up --procs 1 --preload torch")
+    try:
         front = FrontEnd(kernel, client)
         front.break_at(CELL, 14)
         cell = kernel.send(CELL)
@@ -71,7 +81,7 @@ def test_tensors_say_what_they_hold_and_open_into_rows(client: str) -> None:
         front.off()
         assert kernel.ok("import sys; 'torch' in sys.modules").text == "False"
     finally:
-        stop_kernel(kernel)
+        kernel.ok("%mesh down --force")
 
 
 def children(front: FrontEnd, of: dict[str, Any], **part: Any) -> list[dict[str, Any]]:

@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.actor import ProcMesh, this_host
+from monarch_kernel.runtime.actor.hosts import host_mesh
 from tests.sync.reload.sources import Sources
 from workspace_sync.reload.loaded import loaded_modules
+
+
+@pytest.fixture(autouse=True)
+def ranks_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One test loads torch here. No rank of the others needs it, and each test has an agent that would load it."""
+    monkeypatch.setattr(host_mesh, "SHARED", ())
 
 
 @pytest.fixture

@@ -33,7 +33,6 @@ PRELOAD = (
     "torch._dynamo",  # otherwise DTensor's first operation imports it in each rank, which takes seconds
     "monarch_kernel.runtime.tensor.sharded.rank.sharing",
     "monarch_kernel.runtime.tensor.training.rank",
-    "monarch_kernel.runtime.tensor.training.rank",
 )
 
 
