@@ -112,8 +112,10 @@ ENGINES = [
     "transfer/test_verbs.py",
 ]
 #: Files whose names begin so share what takes long to start (a browser with JupyterLab, an API server of Kubernetes):
-#: one batch, however long it computes.
+#: one batch, however long it computes, unless its tests take longer than `LONGEST`.
 TOGETHER = ("browser/", "launchers/test_kubernetes")
+#: What the tests of a batch of several files may take (seconds): a longer one could end alone, long after all others.
+LONGEST = 200.0
 #: What one test may take on an idle machine (seconds); by hand, it is as pyproject.toml says.
 TIMEOUT = 180.0
 #: A line of a test file that loads torch when the file is collected.
@@ -355,7 +357,8 @@ def divide(files: list[Path], record: Record) -> list[Batch]:
         if batches:
             wall, computed, last = batches[-1]
             fits = open_one and took and computed + guess.computed <= BATCH and last.files[-1].parent == path.parent
-            if together == before and last.torch == torch[path] and (together or fits):
+            ends = wall + guess.wall <= LONGEST
+            if together == before and last.torch == torch[path] and ends and (together or fits):
                 last.files.append(path)
                 batches[-1] = wall + guess.wall, computed + guess.computed, last
                 continue

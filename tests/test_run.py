@@ -67,6 +67,14 @@ def test_files_that_share_an_engine_are_one_batch_however_long() -> None:
             assert len(wanted) > 1 and wanted in batches
 
 
+def test_no_batch_of_several_files_takes_too_long() -> None:
+    files = files_of("engines")
+    third = run.LONGEST / 3
+    batches = divide(files, Record(files={name: Took(third, 0.1) for name in names(files)}))
+    assert max(len(batch.files) for batch in batches) == 3
+    assert sum(len(batch.files) for batch in batches) == len(files)
+
+
 def test_what_was_recorded_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "DURATIONS", tmp_path / "durations.json")
     assert Record.read() == Record()

@@ -28,7 +28,7 @@ def chromium(checked_session: None) -> Iterator[Callable[..., Any]]:
         yield lambda how, *args, **options: getattr(playwright.chromium, how)(*args, **arguments, **options)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser(chromium: Callable[..., Any]) -> Iterator[Any]:
     """A browser that keeps nothing from page to page."""
     browser = chromium("launch")

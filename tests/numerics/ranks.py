@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import multiprocessing
 import os
 import traceback
@@ -20,9 +22,9 @@ def run_ranks(program: Callable[..., Any], size: int, folder: Path, *args: Any) 
 
     A rank that fails fails the test with its traceback.
     """
-    import torch._dynamo  # which DDP imports: once here is quicker than in each rank
-
-    assert torch._dynamo is not None
+    # DDP imports the first, most programs the second: once here is quicker than in each rank.
+    importlib.import_module("torch._dynamo")
+    importlib.import_module("monarch_kernel.numerics.rules")
     store = folder / f"store_{program.__name__}"
     ends: list[tuple[Any, Connection]] = []
     for rank in range(size):
@@ -53,6 +55,7 @@ def _run(
     import torch
     import torch.distributed as dist
 
+    gc.freeze()  # an observer looks at all other objects for models and optimizers: at those of this rank alone
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
     try:

@@ -56,32 +56,32 @@ def run(folder: Path, command: list[str]) -> str:
     return done.stdout
 
 
-def on_ranks(folder: Path, *command: str) -> list[str]:
-    """Run the program on four ranks; the lines of JSON that they printed."""
+@pytest.fixture(scope="module")
+def broken(folder: Path) -> list[list[str]]:
+    """The rules that broke on each of four ranks, which have also recorded and captured steps."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(PROGRAM)]
-    return [line for line in run(folder, [*torchrun, *command]).splitlines() if line.startswith("[")]
+    lines = run(folder, [*torchrun, "train", str(folder)]).splitlines()
+    return [json.loads(line) for line in lines if line.startswith("[")]
 
 
-def alone(folder: Path, *command: str) -> dict[str, Any]:
-    """Run the program in one process; what it found."""
-    found: dict[str, Any] = json.loads(run(folder, [str(PROGRAM), *command]).splitlines()[-1])
-    return found
+@pytest.fixture(scope="module")
+def found(folder: Path, broken: list[list[str]]) -> dict[str, Any]:
+    """The comparison of the recorded steps, and the replay of the captured one, both in one process."""
+    answer: dict[str, Any] = json.loads(run(folder, [str(PROGRAM), "check", str(folder)]).splitlines()[-1])
+    return answer
 
 
-def test_right_steps_equal_one_process(folder: Path) -> None:
-    on_ranks(folder, "record", str(folder), "right")
-    found = alone(folder, "compare", str(folder), "right")
-    assert found["equal"] is True, found["text"]
-    assert found["compared"] > 100, found["text"]
+def test_right_steps_equal_one_process(found: dict[str, Any]) -> None:
+    comparison = found["comparison"]
+    assert comparison["equal"] is True, comparison["text"]
+    assert comparison["compared"] > 100, comparison["text"]
 
 
-def test_rules_are_silent_on_right_steps(folder: Path) -> None:
-    (broken,) = on_ranks(folder, "rules", str(folder), "rules")
-    assert json.loads(broken) == []
+def test_rules_are_silent_on_right_steps(broken: list[list[str]]) -> None:
+    assert broken == [[], [], [], []]
 
 
-def test_a_captured_step_replays_bit_for_bit(folder: Path) -> None:
-    on_ranks(folder, "capture", str(folder), "step")
-    found = alone(folder, "replay", str(folder), "step", "--rank", "3")
-    assert found["equal"], found["text"]
-    assert found["gradients"] == found["updated"] > 10 and found["collectives"] > 10, found["text"]
+def test_a_captured_step_replays_bit_for_bit(found: dict[str, Any]) -> None:
+    replay = found["replay"]
+    assert replay["equal"], replay["text"]
+    assert replay["gradients"] == replay["updated"] > 10 and replay["collectives"] > 10, replay["text"]

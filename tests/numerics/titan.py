@@ -1,7 +1,7 @@
 """TorchTitan's Llama debug model, with tensor parallelism under FSDP2, on CPUs: ``python titan.py WHAT FOLDER``.
 
-``record``, ``rules`` and ``capture`` train on the ranks of torchrun; ``compare`` and ``replay`` run in one process
-afterwards. The last line that is printed is JSON. `accelerator` is a module of the notebook on TorchTitan.
+``train`` trains on the ranks of torchrun; ``check`` compares and replays that in one process afterwards. The last line
+that is printed is JSON. `accelerator` is a module of the notebook on TorchTitan.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import argparse
 import json
 import logging
 import warnings
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -61,50 +60,42 @@ def trainer(folder: Path, steps: int) -> Any:
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser("titan")
-    parser.add_argument("what", choices=("record", "rules", "capture", "compare", "replay"))
+    parser.add_argument("what", choices=("train", "check"))
     parser.add_argument("folder", type=Path)
-    parser.add_argument("name")
-    parser.add_argument("--rank", type=int, default=0)
-    found = parser.parse_args()
+    folder = parser.parse_args().folder
     torch.set_num_threads(1)
     logging.disable(logging.INFO)
     warnings.simplefilter("ignore")
-    target = found.folder / found.name
-    if found.what == "compare":
-        print(json.dumps(compared(target)))
-    elif found.what == "replay":
-        print(json.dumps(replayed(found.folder, target, found.rank)))
+    if parser.parse_args().what == "train":
+        print(json.dumps(trained(folder)))
     else:
-        answer = trained(found.what, found.folder, target)
-        if answer is not None:
-            print(json.dumps(answer))
+        print(json.dumps({"comparison": compared(folder / "right"), "replay": replayed(folder, folder / "step", 3)}))
 
 
-def trained(what: str, folder: Path, target: Path) -> list[str] | None:
-    """Train three steps, which are recorded, watched or captured; of rules, rank 0 returns those that broke."""
+def trained(folder: Path) -> list[str]:
+    """Train three steps that are captured, three that are recorded, and three with rules; return the broken rules.
+
+    Each training builds a trainer. They share the process group, and the imports, which compute longer than all steps.
+    """
     from monarch_kernel.numerics import capture, record
     from monarch_kernel.numerics.rules import rules
 
+    made = trainer(folder, 3)  # the first one, as in the process that replays: groups of both have the same names
+    taken = capture("step", folder=folder / "step")
+    made.train()
+    assert taken.state == "written", taken.state
+    made.close()
     made = trainer(folder, 3)
+    with record("right", made.model_parts[0], steps=2, folder=folder / "right", full=True):
+        made.train()
+    made.close()
     broken: list[str] = []
-    context: Any = nullcontext()
-    if what == "record":
-        context = record(target.name, made.model_parts[0], steps=2, folder=target, full=True)
-    elif what == "rules":
-        context = rules(every=1, report=lambda each: broken.append(str(each)))
-    try:
-        if what == "capture":
-            taken = capture(target.name, folder=target)
-            made.train()
-            assert taken.state == "written", taken.state
-        else:
-            with context:
-                made.train()
-    finally:
-        made.close()
-    first = dist.get_rank() == 0
+    made = trainer(folder, 3)
+    with rules(every=1, report=lambda each: broken.append(str(each))):
+        made.train()
+    made.close()
     dist.destroy_process_group()
-    return broken if first and what == "rules" else None
+    return broken
 
 
 def compared(target: Path) -> dict[str, Any]:
