@@ -172,7 +172,7 @@ def evidence_at_client(evidence: Evidence) -> Evidence:
     return cast("Evidence", _renamed(evidence, {}))
 
 
-def _renamed(value: Any, names: dict[str, str]) -> Any:
+def _renamed(value: object, names: dict[str, str]) -> object:
     if isinstance(value, SourceLocation):
         if value.file not in names:
             names[value.file] = client_path(value.file) or value.file

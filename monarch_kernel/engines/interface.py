@@ -165,13 +165,13 @@ class ToolRuntime:
         raise LookupError(f"no mesh is called {name!r} here (there are: {known})")
 
     def stacks_from_outside(
-        self, mesh: Any, ranks: Iterable[int], *, native: bool = False, timeout: float = 2.0
+        self, mesh: object, ranks: Iterable[int], *, native: bool = False, timeout: float = 2.0
     ) -> dict[int, StackRead]:
         """Read the stacks of ranks of a proc mesh without their cooperation. A failed read never raises."""
         read = self._joined if self._joined is not None and self._joined.is_joined(mesh) else introspection
         return read.stacks_from_outside(mesh, ranks, native=native, timeout=timeout)
 
-    def controller_actor(self, name: str, cls: type[Any], timeout: float, mesh: Any = None) -> Any:
+    def controller_actor(self, name: str, cls: type[object], timeout: float, mesh: object = None) -> Any:
         """Return the one actor of that name in the controller, from any process of the job. The first call spawns it.
 
         Args:
@@ -181,11 +181,11 @@ class ToolRuntime:
             return self._joined.controller_actor(name, cls, timeout)
         return actor.get_or_spawn_controller(name, cls).get(timeout)
 
-    def is_joined(self, mesh: Any) -> bool:
+    def is_joined(self, mesh: object) -> bool:
         """Return whether a proc mesh is a job that another program started: see `OF_PROGRAM`."""
         return self._joined is not None and self._joined.is_joined(mesh)
 
-    def driver_of(self, mesh: Any, ask: bool = True) -> str:
+    def driver_of(self, mesh: object, ask: bool = True) -> str:
         """Return which other viewer controls a proc mesh that is a joined job, as text; "" if this process does.
 
         Args:

@@ -34,7 +34,7 @@ class _Shown:
         return self._text
 
 
-def value_of(reply: CellReply) -> Any:
+def value_of(reply: CellReply) -> object:
     """Return the value that a rank has sent, or a placeholder for it."""
     if reply.value is None:
         return Unsent(reply.shown, reply.unsent) if reply.unsent else None
@@ -49,13 +49,13 @@ class _NotLoaded(Exception):
 
 
 class _Loaded(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if module not in sys.modules:
             raise _NotLoaded(module)
         return super().find_class(module, name)
 
 
-def _shown(reply: CellReply) -> Any:
+def _shown(reply: CellReply) -> object:
     """Return the value, or the rank's text for it if unpickling would import a module, which may take seconds."""
     if reply.value is None:
         return value_of(reply)
@@ -78,7 +78,7 @@ class CellValues(ValueMesh[Any]):
     def __init__(self, shape: Extent, replies: Sequence[CellReply]) -> None:
         self._extent = shape
         self._replies = tuple(replies)
-        self._rebuilt: tuple[Any, ...] | None = None
+        self._rebuilt: tuple[object, ...] | None = None
 
     @property
     def _values(self) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]  # in place of a slot
@@ -87,7 +87,7 @@ class CellValues(ValueMesh[Any]):
             self._replies = ()  # their pickles would double the memory
         return self._rebuilt
 
-    def to_show(self) -> ValueMesh[Any]:
+    def to_show(self) -> ValueMesh[object]:
         """Return the values for display. Unused values that need an import are replaced by the ranks' texts."""
         return ValueMesh(self._extent, self._values if self._rebuilt is not None else map(_shown, self._replies))
 
@@ -109,9 +109,9 @@ class RankValues(Mapping[int, Any]):
 
     def __init__(self, replies: Mapping[int, CellReply]) -> None:
         self._replies = dict(sorted(replies.items()))
-        self._rebuilt: dict[int, Any] = {}
+        self._rebuilt: dict[int, object] = {}
 
-    def __getitem__(self, rank: int) -> Any:
+    def __getitem__(self, rank: int) -> object:
         if rank not in self._rebuilt:
             self._rebuilt[rank] = value_of(self._replies[rank])
         return self._rebuilt[rank]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_kernel import aliases, environment
 from monarch_kernel.debugger.frontend import use_frontend
@@ -144,7 +144,7 @@ def _unregister_magics(ip: InteractiveShell) -> None:
         ip.magics_manager.magics[kind].pop("mesh", None)
 
 
-def _append(undo: ExitStack, hooks: list[Any], hook: Any) -> None:
+def _append(undo: ExitStack, hooks: list[object], hook: object) -> None:
     """Append a hook to one of IPython's lists. The undo tolerates that the hook was removed meanwhile."""
 
     def remove() -> None:

@@ -392,7 +392,7 @@ class HostStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     failed: bool = False
 
     @classmethod
-    def announced(cls, host: int, said: WorkerAnnouncement, **more: Any) -> HostStatus:
+    def announced(cls, host: int, said: WorkerAnnouncement, **more: object) -> HostStatus:
         """Build the status of a host whose worker has announced itself."""
         state = HostPhase.GONE if said.error else HostPhase.UP
         found = cls(
@@ -557,12 +557,12 @@ class Launcher(ABC):
         return {name: getattr(self, f"_{name}") for name in inspect.signature(type(self)).parameters}
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Launcher:
+    def of(cls, options: Mapping[str, object]) -> Launcher:
         """Create a launcher from its ``options``."""
         return cls(**options)
 
     @classmethod
-    def configured(cls, values: Mapping[str, Any]) -> Launcher:
+    def configured(cls, values: Mapping[str, object]) -> Launcher:
         """Create a launcher from the user's values of its ``OPTIONS``, except wishes; by default as ``of`` does.
 
         Raises:

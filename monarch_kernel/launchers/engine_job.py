@@ -276,7 +276,7 @@ class EngineJob(Job):
         }
 
     @classmethod
-    def _of(cls, fields: dict[str, Any]) -> EngineJob:
+    def _of(cls, fields: dict[str, object]) -> EngineJob:
         found = msgspec.convert(fields, _Fields)
         try:
             launcher = launcher_class(found.launcher).of(found.options)
@@ -542,7 +542,7 @@ class EngineJob(Job):
         command = WorkerCommand(self._id, key, self._env, self._python, self._idle)
         return LaunchRequest(len(names), command, self._resources, self._name, names, meshes)
 
-    def _request_fields(self) -> dict[str, Any]:
+    def _request_fields(self) -> dict[str, object]:
         fields = _RequestFields(
             self._requested, self._resources, self._python, self._idle, self._name, self._key_file or ""
         )

@@ -90,7 +90,7 @@ class Profile:
         """The name of its launcher."""
         return str(self.settings["on"])
 
-    def risks(self) -> dict[str, Any]:
+    def risks(self) -> dict[str, object]:
         """Return the settings that could cause code to run, or data to be sent elsewhere."""
         found = {key: self.settings[key] for key in _NOT_PLAIN if self.settings.get(key)}
         if self.engine not in own_launchers():  # its code may come with the project, so it is not even loaded
@@ -166,7 +166,7 @@ def profile_names() -> list[str]:
         return []
 
 
-def checked_options(engine: str, options: Mapping[str, Any], where: str) -> dict[str, Any]:
+def checked_options(engine: str, options: Mapping[str, Any], where: str) -> dict[str, object]:
     """Check the options of a provider, and return them with their types.
 
     Raises:
@@ -211,7 +211,7 @@ def _read(path: str, project: bool) -> dict[str, Profile]:
     return {name: _profile(name, section, path, digest) for name, section in sections.items()}
 
 
-def _digest(path: str, data: bytes, sections: dict[str, Any]) -> str:
+def _digest(path: str, data: bytes, sections: dict[str, object]) -> str:
     """Compute the digest of a project's file, and of all files that its profiles name."""
     digest = hashlib.sha256(os.fsencode(path) + b"\0" + data)
     for name in sorted({name for name in _words(sections) if os.path.isfile(name)}):
@@ -224,7 +224,7 @@ def _digest(path: str, data: bytes, sections: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def _words(value: Any) -> Iterator[str]:
+def _words(value: object) -> Iterator[str]:
     """Yield possible file names in a setting: the setting, and each word of a command or value of an option."""
     if isinstance(value, dict):
         value = list(value.values())
@@ -237,7 +237,7 @@ def _words(value: Any) -> Iterator[str]:
                 yield os.path.expanduser(part.strip("'\""))
 
 
-def _profile(name: str, section: Any, path: str, digest: str) -> Profile:
+def _profile(name: str, section: object, path: str, digest: str) -> Profile:
     if not _NAME.fullmatch(name):
         raise LaunchError(f"{path}: a profile has the name {name!r}: write letters, digits, '_', '-' and '.'")
     where = f"{path}: profile {name}"
@@ -271,7 +271,7 @@ def _fits(value: object, types: tuple[type, ...]) -> bool:
     return isinstance(value, types)
 
 
-def _check_printable(value: Any, where: str) -> None:
+def _check_printable(value: object, where: str) -> None:
     """Raise LaunchError for text that has more than one line, or could control a terminal."""
     if isinstance(value, str) and not value.isprintable():
         raise LaunchError(f"{where} takes text without control characters, not {value!r}")
@@ -391,7 +391,7 @@ class AskedHosts:
         return ", ".join(parts)
 
 
-def ask(on: str, given: Mapping[str, Any], options: Mapping[str, Any], *, trust: bool, how: str) -> AskedHosts:
+def ask(on: str, given: Mapping[str, Any], options: Mapping[str, object], *, trust: bool, how: str) -> AskedHosts:
     """Build the request of a command line: its own options, completed by those of the profile.
 
     Args:
@@ -407,7 +407,7 @@ def ask(on: str, given: Mapping[str, Any], options: Mapping[str, Any], *, trust:
     profile = None
     found: dict[str, Any] = {}
     engine = on
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, object] = {}
     if on not in launcher_names():
         known = profiles()
         profile = known.get(on)
@@ -508,7 +508,7 @@ def add_provider_options(parser: argparse.ArgumentParser, on: str) -> None:
             group.add_argument(flag, type=option.type, metavar=metavar, **how)
 
 
-def given_options(found: argparse.Namespace) -> dict[str, Any]:
+def given_options(found: argparse.Namespace) -> dict[str, object]:
     """Return the options of the provider in a parsed line."""
     given = {key.removeprefix(_DEST): value for key, value in vars(found).items() if key.startswith(_DEST)}
     return {
@@ -546,5 +546,5 @@ def seconds(text: str | float) -> float:
     return sum(float(number) * _TIMES[unit] for number, unit in pairs)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -235,7 +235,7 @@ class Job(ABC):
 
     @classmethod
     @abstractmethod
-    def _of(cls, fields: dict[str, Any]) -> Job:
+    def _of(cls, fields: dict[str, object]) -> Job:
         """Create a job from the result of ``_fields``.
 
         Raises:
@@ -416,7 +416,7 @@ class Job(ABC):
         """Whether the job was applied and all its hosts still exist."""
         return self.apply_id is not None and self._is_alive()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _unpickled, (type(self), self.dumps(), self._mounts, self._services)
 
     def dumps(self) -> bytes:
@@ -602,7 +602,7 @@ class JobTrait(Job):
         return found
 
     @classmethod
-    def _of(cls, fields: dict[str, Any]) -> Self:
+    def _of(cls, fields: dict[str, object]) -> Self:
         made = cls.__new__(cls)
         Job.__init__(made)
         vars(made).update(fields)

@@ -84,8 +84,8 @@ class LightningCloud:
         os.environ[_NO_CHECK] = "1"
         try:
             self.models: Any = importlib.import_module(f"{_SDK}.lightning_cloud.openapi")
-            rest: Any = importlib.import_module(f"{_SDK}.lightning_cloud.rest_client")
-            login: Any = importlib.import_module(f"{_SDK}.lightning_cloud.login")
+            rest = importlib.import_module(f"{_SDK}.lightning_cloud.rest_client")
+            login = importlib.import_module(f"{_SDK}.lightning_cloud.login")
             self._machine: Any = importlib.import_module(f"{_SDK}.machine").Machine
             self._failed: Any = importlib.import_module(f"{_SDK}.lightning_cloud.openapi.rest").ApiException
             self._unreachable: Any = importlib.import_module("urllib3").exceptions.HTTPError
@@ -217,7 +217,7 @@ class LightningCloud:
     def _own(self) -> dict[str, str]:
         return {"user_id": self._user} if self._user else {}
 
-    def _jobs(self, teamspace: str, **which: Any) -> Iterator[Any]:
+    def _jobs(self, teamspace: str, **which: object) -> Iterator[object]:
         token = ""
         while True:
             more = {**which, "page_token": token} if token else which
@@ -454,7 +454,7 @@ class LightningLauncher(Launcher):
             raise
         data.parts += new
 
-    def _environment(self, teamspace: str, request: LaunchRequest) -> dict[str, Any]:
+    def _environment(self, teamspace: str, request: LaunchRequest) -> dict[str, object]:
         """Return the environment of a job of this request, as fields of the SDK's ``V1JobSpec``."""
         wishes = request.resources
         machine, gpus = self._cloud.machine(self._machine)

@@ -243,7 +243,7 @@ def id_of(text: str, ids: Sequence[str]) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def plain_host(host: HostStatus) -> dict[str, Any]:
+def plain_host(host: HostStatus) -> dict[str, object]:
     """Return a host as plain data, for ``--json``."""
     return {
         "host": host.host,

@@ -61,7 +61,7 @@ async def ended(pid: int) -> None:
         os.close(fd)
 
 
-async def first(*waits: Coroutine[Any, Any, Any]) -> None:
+async def first(*waits: Coroutine[object, object, object]) -> None:
     """Wait for the first of these coroutines, and cancel the others."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:

@@ -12,7 +12,7 @@ import logging
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import LaunchError
@@ -70,7 +70,7 @@ class QueryEngineClient:
         self.base_url = base_url
         self._timeout = timeout
 
-    def query(self, sql: str, timeout: float | None = None) -> dict[str, list[dict[str, Any]]]:
+    def query(self, sql: str, timeout: float | None = None) -> dict[str, list[dict[str, object]]]:
         """Return the rows of a query, as ``{"rows": [...]}``; docs/telemetry.md lists Monarch's tables.
 
         Raises:
@@ -97,7 +97,7 @@ class QueryEngineClient:
         """
         return self._answer("/v1/tree", None, self._timeout).decode()
 
-    def _answer(self, path: str, asked: dict[str, Any] | None, timeout: float) -> bytes:
+    def _answer(self, path: str, asked: dict[str, object] | None, timeout: float) -> bytes:
         import urllib.error  # not with the module, which every job loads: this import takes 50 ms
         import urllib.request
 

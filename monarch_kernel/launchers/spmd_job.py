@@ -298,10 +298,10 @@ class SPMDJob(Job):
 
 
 def serve(
-    appdef: Sequence[str] | Any,
+    appdef: Sequence[str] | object,
     scheduler: str = "local",
-    scheduler_cfg: Mapping[str, Any] | None = None,
-    **options: Any,
+    scheduler_cfg: Mapping[str, object] | None = None,
+    **options: object,
 ) -> SPMDJob:
     """Create a job for a program written for torchrun. Its hosts are requested once, and each run uses them again.
 

@@ -52,7 +52,7 @@ class _Counts:
     def __init__(self) -> None:
         self.done = 0
 
-    def add(self, count: int, future: Any) -> None:
+    def add(self, count: int, future: object) -> None:
         """Count a chunk of `count` items that has ended."""
         if _has_value(future):
             self.done += count
@@ -69,7 +69,7 @@ class Mapping(Iterator[Any]):
         self,
         pool: Pool,
         function: Callable[..., Any],
-        items: Iterator[tuple[Any, ...]],
+        items: Iterator[tuple[object, ...]],
         total: int | None,
         chunk: int,
         ahead: int,
@@ -113,10 +113,10 @@ class Mapping(Iterator[Any]):
 
     # -- taking values ---------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         with _Guard(self):
             while not self._values:
                 self._fill()
@@ -130,7 +130,7 @@ class Mapping(Iterator[Any]):
                 self._fill()
             return self._values.popleft()
 
-    def as_completed(self) -> Iterator[tuple[int, Any]]:
+    def as_completed(self) -> Iterator[tuple[int, object]]:
         """Yield `(number of the item, value)` pairs in the order in which values arrive."""
         while True:
             with _Guard(self):
@@ -151,7 +151,7 @@ class Mapping(Iterator[Any]):
         """Wait for all values that the consumer has not received. Return them in the order of the items."""
         return list(self)
 
-    def __await__(self) -> Generator[Any, None, list[Any]]:
+    def __await__(self) -> Generator[object, None, list[object]]:
         return self._all().__await__()
 
     async def _all(self) -> list[Any]:
@@ -161,7 +161,7 @@ class Mapping(Iterator[Any]):
             self.cancel()
             raise
 
-    async def __aiter__(self) -> AsyncIterator[Any]:
+    async def __aiter__(self) -> AsyncIterator[object]:
         nothing = object()
         while (value := await asyncio.to_thread(next, self, nothing)) is not nothing:
             yield value
@@ -200,8 +200,8 @@ class Mapping(Iterator[Any]):
             if ready:
                 return [chunk for chunk in chunks if chunk.future in ready]
 
-    def _taken(self, chunk: _Chunk) -> list[Any]:
-        values: list[Any] = chunk.future.result()
+    def _taken(self, chunk: _Chunk) -> list[object]:
+        values: list[object] = chunk.future.result()
         self._open -= chunk.count
         rank = chunk.future.rank or 0
         return [self._error(value, rank) if isinstance(value, ItemFailure) else value for value in values]
@@ -259,8 +259,8 @@ def _has_value(future: Any) -> bool:
 
 def start_map(
     procs: ProcMesh,
-    function: Callable[..., Any],
-    iterables: tuple[Iterable[Any], ...],
+    function: Callable[..., object],
+    iterables: tuple[Iterable[object], ...],
     *,
     chunk: int = 1,
     ahead: int | None = None,

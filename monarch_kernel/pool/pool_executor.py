@@ -44,7 +44,7 @@ class PoolExecutor(Actor):
     __values__ = frozenset({"run", "run_items", "take"})
 
     def __init__(self) -> None:
-        self._functions: dict[int, Callable[..., Any]] = {}
+        self._functions: dict[int, Callable[..., object]] = {}
 
     @endpoint
     def define(self, key: int, function: Callable[..., Any]) -> None:
@@ -62,14 +62,14 @@ class PoolExecutor(Actor):
         return _run(task, function, args, kwargs)
 
     @endpoint
-    def run_items(self, task: int, key: int, first: int, items: Sequence[tuple[Any, ...]], keep: bool) -> list[Any]:
+    def run_items(self, task: int, key: int, first: int, items: Sequence[tuple[object, ...]], keep: bool) -> list[Any]:
         """Run a defined function on each item; `first` is the number of the first item.
 
         Args:
             keep: if the function raises for an item, return an `ItemFailure` for it and continue; otherwise raise.
         """
         function = self._functions[key]
-        values: list[Any] = []
+        values: list[object] = []
         for number, args in enumerate(items, first):
             try:
                 values.append(_run(task, function, args, {}))
@@ -89,7 +89,7 @@ class PoolExecutor(Actor):
         return len(value)
 
     @endpoint
-    def take(self, name: str) -> Any:
+    def take(self, name: str) -> object:
         """Return the value of a variable of this rank's `__main__`."""
         try:
             return getattr(sys.modules["__main__"], name)

@@ -158,13 +158,13 @@ def unpack(message: CastReplies, body: Any) -> tuple[list[int], bytes, list[Any]
     return ranks.tolist(), message.statuses, list(_bodies(message, body))
 
 
-def _bodies(message: CastReplies, body: Any) -> Iterator[Any]:
+def _bodies(message: CastReplies, body: Any) -> Iterator[object]:
     sizes = array("Q")
     sizes.frombytes(message.sizes)
     # Slices of bytes are cheaper than views, but large bodies must not be copied.
     whole: Any = body if message.buffers else bytes(body)
     at = 0
-    last: Any = b""
+    last = b""
     for size in sizes:
         if size != SAME:
             last = whole[at : at + size]

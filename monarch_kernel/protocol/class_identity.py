@@ -38,7 +38,7 @@ _FIELD = tuple(name for name in dataclasses.Field.__slots__ if name not in ("_fi
 class _Definition:
     """A class as it was when it was first sent: its identity, its code, and its code with everything that it uses."""
 
-    def __init__(self, identity: str, code: Any, whole: Any) -> None:
+    def __init__(self, identity: str, code: object, whole: object) -> None:
         self.identity = identity
         self.code = code
         self.whole = whole
@@ -49,7 +49,7 @@ _warned: set[str] = set()  # names of classes
 _described: set[int] = set()  # classes that are being described
 
 
-def identify(cls: type, pickle_value: Callable[[Any, Any], object]) -> None:
+def identify(cls: type, pickle_value: Callable[[object, object], object]) -> None:
     """Give a class of ``__main__`` the identity of an equal class that it replaces.
 
     If it replaces none, cloudpickle creates a new identity.
@@ -84,7 +84,7 @@ def identify(cls: type, pickle_value: Callable[[Any, Any], object]) -> None:
     del known[:-_MOST_DEFINITIONS]
 
 
-def current_class(identity: str, known: type | None, pickle_value: Callable[[Any, Any], object]) -> type | None:
+def current_class(identity: str, known: type | None, pickle_value: Callable[[object, object], object]) -> type | None:
     """Find the current class of ``__main__`` with this identity, even if another class had it when it was sent.
 
     If there is none, return ``known``.
@@ -114,7 +114,7 @@ def _is_defined_here(cls: type) -> bool:
     return cls.__module__ == MAIN and not hasattr(cls, "__tool__") and _defined(cls.__qualname__) is cls
 
 
-def _defined(qualname: str) -> Any:
+def _defined(qualname: str) -> object:
     first, *rest = qualname.split(".")
     found = main_names().get(first)
     for name in rest:
@@ -149,7 +149,7 @@ class _Description:
         pickle_value: writes the pickle of a value to a file.
     """
 
-    def __init__(self, whole: bool, pickle_value: Callable[[Any, Any], object]) -> None:
+    def __init__(self, whole: bool, pickle_value: Callable[[object, object], object]) -> None:
         self._whole = whole
         self._pickle_value = pickle_value
         self._seen: dict[int, int] = {}  # in the order in which they were met
@@ -202,7 +202,7 @@ class _Description:
             return self.of(kind), self.of(vars(value))
         return kind, self._pickled(value)
 
-    def _class(self, cls: type) -> Any:
+    def _class(self, cls: type) -> object:
         if cls.__module__ != MAIN:
             return "class", cls.__module__, cls.__qualname__, id(cls)
         _described.add(id(cls))
@@ -231,7 +231,7 @@ class _Description:
         names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
         return code.co_code, constants, shape, names
 
-    def _pickled(self, value: Any) -> Any:
+    def _pickled(self, value: object) -> object:
         """Pickle a value of another module.
 
         If it has none, or a large one, return something that equals no other value.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 import io
 import pickle
-from typing import Any
 
 import msgspec
 
@@ -34,12 +33,12 @@ class _DataUnpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(pickled))
         self._exceptions = exceptions
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         """Find the object of a name. Refuse it if it is not data."""
         if _PLAIN.get(name) == module:
             return super().find_class(module, name)
         if module.partition(".")[0] in _OURS or (self._exceptions and module == "builtins"):
-            found: Any = super().find_class(module, name)
+            found = super().find_class(module, name)
             if isinstance(found, type) and found.__module__ == module:
                 if issubclass(found, BaseException):
                     fits = self._exceptions
@@ -52,7 +51,7 @@ class _DataUnpickler(pickle.Unpickler):
 
 def _holds_data(kind: type) -> bool:
     """Return whether building an instance runs only code of Python or msgspec for its kind of class."""
-    state: Any = getattr(kind, "__setstate__", None)  # dataclasses with slots that are frozen have one
+    state = getattr(kind, "__setstate__", None)  # dataclasses with slots that are frozen have one
     if getattr(kind, "__post_init__", None) is not None or (state is not None and state.__module__ != "dataclasses"):
         return False
     if issubclass(kind, enum.Enum | msgspec.Struct):

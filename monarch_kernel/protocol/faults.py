@@ -300,7 +300,7 @@ def _parts(exc: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return args, state
 
 
-def _dumps_small(value: Any, limit: int) -> bytes | None:
+def _dumps_small(value: object, limit: int) -> bytes | None:
     try:
         pickled = serialize.dumps_flat(value)
     except Exception:  # pickling runs user code
@@ -315,8 +315,8 @@ def _safe_repr(value: object) -> str:
         return f"<{type(value).__qualname__} object>"
 
 
-def _assemble(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
-    base: Any = static_base(cls)
+def _assemble(cls: type[BaseException], args: tuple[object, ...], state: dict[str, object]) -> BaseException:
+    base = static_base(cls)
     exc = base.__new__(cls, *args)
     base.__init__(exc, *args)
     for name, value in state.items():

@@ -39,9 +39,9 @@ class RankMain(types.ModuleType):
         return value
 
     @property
-    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
-        own: dict[str, Any] = _real_names(self)
-        sent: dict[str, Any] = {}
+    def __dict__(self) -> dict[str, object]:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
+        own: dict[str, object] = _real_names(self)
+        sent: dict[str, object] = {}
         for each in list(_arrived.values()):
             sent.update(_names_with(each))
         return _Merged(own, sent) if sent.keys() - own.keys() else own
@@ -50,12 +50,12 @@ class RankMain(types.ModuleType):
 class _Merged(dict[str, Any]):
     """The result of ``vars(__main__)``. Assignments to it are made in the module."""
 
-    def __init__(self, own: dict[str, Any], sent: dict[str, Any]) -> None:
+    def __init__(self, own: dict[str, object], sent: dict[str, object]) -> None:
         super().__init__(sent)
         super().update(own)
         self._own = own
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         super().__setitem__(name, value)
         self._own[name] = value
 
@@ -63,16 +63,16 @@ class _Merged(dict[str, Any]):
         super().__delitem__(name)
         self._own.pop(name, None)
 
-    def pop(self, name: str, *default: Any) -> Any:
+    def pop(self, name: str, *default: object) -> Any:
         self._own.pop(name, None)
         return super().pop(name, *default)
 
-    def setdefault(self, name: str, default: Any = None) -> Any:
+    def setdefault(self, name: str, default: object = None) -> Any:
         if name not in self:
             self[name] = default
         return self[name]
 
-    def update(self, *args: Any, **kwargs: Any) -> None:
+    def update(self, *args: object, **kwargs: object) -> None:
         for name, value in dict(*args, **kwargs).items():
             self[name] = value
 
@@ -87,11 +87,11 @@ def install_rank_main() -> None:
 
 def main_names() -> dict[str, Any]:
     """Return the variables of this process's ``__main__``, where cells of a rank run, without received definitions."""
-    names: dict[str, Any] = _real_names(sys.modules[MAIN])
+    names: dict[str, object] = _real_names(sys.modules[MAIN])
     return names
 
 
-def arrived(value: Any) -> None:
+def arrived(value: object) -> None:
     """Record a class or function that was created here from another process's ``__main__``."""
     if value.__module__ == MAIN and type(sys.modules.get(MAIN)) is RankMain:
         _arrived[next(_numbers)] = value
@@ -102,7 +102,7 @@ def arrivals() -> int:
     return next(_numbers)
 
 
-def arrived_before(value: Any, number: int) -> bool:
+def arrived_before(value: object, number: int) -> bool:
     """Return whether a class or function existed here before ``arrivals`` returned ``number``, or was defined here."""
     return all(at < number for at, each in list(_arrived.items()) if each is value)
 
@@ -116,7 +116,7 @@ def _sent(name: str) -> Any:
     return _MISSING
 
 
-def _names_with(value: Any) -> dict[str, Any]:
+def _names_with(value: Any) -> dict[str, object]:
     """List the names of the sender's ``__main__`` that came with a class or function: its own and those it uses."""
     if isinstance(value, type):
         annotations = vars(value).get("__annotations__")
@@ -139,7 +139,7 @@ def _is_dunder(name: str) -> bool:
 class Annotations(dict[str, Any]):
     """Annotations of a class, some of them as text, with the names of its ``__main__`` that this text contains."""
 
-    def __init__(self, annotations: dict[str, Any], scope: dict[str, Any]) -> None:
+    def __init__(self, annotations: dict[str, object], scope: dict[str, object]) -> None:
         super().__init__(annotations)
         self.scope = scope
 
@@ -147,7 +147,7 @@ class Annotations(dict[str, Any]):
         return dict, (dict(self),)
 
 
-def names_in_text(annotations: dict[str, Any]) -> frozenset[str]:
+def names_in_text(annotations: dict[str, object]) -> frozenset[str]:
     """List the names in those annotations that are text, as under ``from __future__ import annotations``."""
     found: set[str] = set()
     for annotation in annotations.values():
@@ -238,7 +238,7 @@ def find_files_of_classes(inspect: Any) -> None:
     getfile = inspect.getfile
 
     @functools.wraps(getfile)
-    def getfile_of_main(value: Any) -> Any:
+    def getfile_of_main(value: object) -> object:
         file = file_of_class(value) if isinstance(value, type) and value.__module__ == MAIN else None
         return getfile(value) if file is None else file
 

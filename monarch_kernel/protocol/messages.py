@@ -595,7 +595,7 @@ class BufferOffer(Message, tag=54):
 encode = msgspec.msgpack.Encoder().encode
 encode_death = msgspec.msgpack.Encoder().encode
 decode_death = msgspec.msgpack.Decoder(Death).decode
-_KINDS: Any = functools.reduce(operator.or_, Message.__subclasses__())
+_KINDS: object = functools.reduce(operator.or_, Message.__subclasses__())
 decode: Callable[[bytes | memoryview], Message] = msgspec.msgpack.Decoder(_KINDS).decode
 
 

@@ -158,7 +158,7 @@ def decode_answer(token: str) -> tuple[int, bool]:
     return (int(number), token != number) if number.isdigit() else (0, False)
 
 
-def encode_message(kind: Kind, cell: str, number: int, data: dict[str, Any]) -> list[bytes]:
+def encode_message(kind: Kind, cell: str, number: int, data: dict[str, object]) -> list[bytes]:
     """Encode a display, a result, an error or a request to clear the output as records.
 
     ``number`` must be unique among the messages of all processes that write to the pipe, so that the

@@ -77,22 +77,22 @@ def reduce_misnamed(cls: type) -> Reduced:
 _COMPILED = types.MethodDescriptorType | types.GetSetDescriptorType | types.ClassMethodDescriptorType
 
 
-def _in(module: Any, name: str) -> Any:
+def _in(module: object, name: str) -> object:
     for each in name.split("."):
         module = getattr(module, "__dict__", {}).get(each)
     return module
 
 
-def _nested(module: str, name: str) -> Any:
+def _nested(module: str, name: str) -> object:
     first, *rest = name.split(".")
     return functools.reduce(getattr, rest, _attribute(module, first))
 
 
-def _dispatcher() -> Any:
+def _dispatcher() -> object:
     return functools.singledispatch(lambda value: value)
 
 
-def _fill_dispatcher(dispatcher: Any, registry: dict[type, Callable[..., Any]]) -> None:
+def _fill_dispatcher(dispatcher: Any, registry: dict[type, Callable[..., object]]) -> None:
     for kind, function in registry.items():
         dispatcher.register(kind, function)
     functools.update_wrapper(dispatcher, registry[object])
@@ -103,7 +103,7 @@ def _reduce_lru(cached: Any) -> Reduced:
     return _cached, (parameters["maxsize"], parameters["typed"], cached.__wrapped__)
 
 
-def _cached(maxsize: int | None, typed: bool, function: Callable[..., Any]) -> Any:
+def _cached(maxsize: int | None, typed: bool, function: Callable[..., object]) -> object:
     return functools.lru_cache(maxsize, typed)(function)
 
 
@@ -111,8 +111,8 @@ def _reduce_cached_property(value: Any) -> Reduced:
     return _cached_property, (value.func, value.attrname)
 
 
-def _cached_property(function: Callable[..., Any], name: str | None) -> Any:
-    made: functools.cached_property[Any] = functools.cached_property(function)
+def _cached_property(function: Callable[..., object], name: str | None) -> object:
+    made: functools.cached_property[object] = functools.cached_property(function)
     made.attrname = name
     return made
 
@@ -161,7 +161,7 @@ def _reduce_weak_dictionary(value: Any) -> Reduced:
     return type(value), (dict(value),)
 
 
-def _reduce_context_variable(variable: contextvars.ContextVar[Any]) -> Reduced:
+def _reduce_context_variable(variable: contextvars.ContextVar[object]) -> Reduced:
     for name, module in list(sys.modules.items()):
         if name != "__main__" and getattr(module, "__dict__", {}).get(variable.name) is variable:
             return _attribute, (name, variable.name)
@@ -172,7 +172,7 @@ def _reduce_context_variable(variable: contextvars.ContextVar[Any]) -> Reduced:
     return _context_variable, (_key(variable), variable.name, *default)
 
 
-def _context_variable(key: str, name: str, *default: Any) -> Any:
+def _context_variable(key: str, name: str, *default: object) -> object:
     if key not in _known:
         made = contextvars.ContextVar(name, default=default[0]) if default else contextvars.ContextVar(name)
         _keep(key, made)
@@ -219,7 +219,7 @@ def _is_constant(value: Any, module: str) -> bool:
     )
 
 
-def _attribute(module: str, name: str) -> Any:
+def _attribute(module: str, name: str) -> object:
     __import__(module)
     return getattr(sys.modules[module], name)
 

@@ -36,7 +36,7 @@ T = TypeVar("T")
 LINES, MOST_LINES = 1_000, 100_000
 
 
-def described(info: KeptInfo) -> dict[str, Any]:
+def described(info: KeptInfo) -> dict[str, object]:
     """Describe a kept mesh for pages, with the line that attaches to it in a notebook."""
     about = msgspec.to_builtins(info)
     del about["url"]
@@ -48,7 +48,7 @@ class _KeptBase(APIHandler):
 
     auth_resource = "monarch_kernel"
 
-    async def _answer(self, work: Callable[[], Any]) -> None:
+    async def _answer(self, work: Callable[[], object]) -> None:
         try:
             value = await asyncio.to_thread(work)
         except KeptError as error:
@@ -93,7 +93,7 @@ class KeptHandler(_KeptBase):
     async def get(self, name: str) -> None:
         """Return its description, with the current state of its ``ranks``."""
 
-        def look() -> dict[str, Any]:
+        def look() -> dict[str, object]:
             ranks = [msgspec.to_builtins(rank) for rank in kept_ranks(name)]
             about = [described(info) for info in kept() if info.name == name]
             if not about:
@@ -167,11 +167,11 @@ class KeptEvents(WebSocketMixin, WebSocketHandler, JupyterHandler):  # pyright: 
 
     @ws_authenticated
     @authorized
-    async def get(self, *args: Any, **kwargs: Any) -> None:
+    async def get(self, *args: object, **kwargs: object) -> None:
         """Upgrade the connection."""
         await super().get(*args, **kwargs)
 
-    def open(self, *args: Any, **kwargs: Any) -> None:
+    def open(self, *args: object, **kwargs: object) -> None:
         """Send the list now, and again after each change."""
         super().open(*args, **kwargs)
         _listeners.add(self)

@@ -59,7 +59,7 @@ class Feed:
         """The minimum time between two messages (seconds)."""
         return self._period
 
-    def receive(self, message: Mapping[str, Any], now: float) -> bool:
+    def receive(self, message: Mapping[str, object], now: float) -> bool:
         """Handle a message of the front end.
 
         Args:
@@ -145,7 +145,7 @@ def snapshot_message(snapshot: Snapshot) -> Message:
 
 def changes_message(delta: Delta) -> Message:
     """Return the changes as a `changes` message: for ranks only the changed fields, otherwise whole views."""
-    ranks: dict[str, dict[str, Any]] = {}
+    ranks: dict[str, dict[str, object]] = {}
     for (mesh, number), rank in delta.ranks.items():
         fields = delta.fields.get((mesh, number))
         # Fields with their default are included: "idle again" is a change, too.
@@ -165,5 +165,5 @@ def changes_message(delta: Delta) -> Message:
     }
 
 
-def _whole(view: msgspec.Struct) -> dict[str, Any]:
+def _whole(view: msgspec.Struct) -> dict[str, object]:
     return {name: plain(getattr(view, name)) for name in view.__struct_fields__}

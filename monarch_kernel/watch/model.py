@@ -293,6 +293,6 @@ class Delta(msgspec.Struct, frozen=True):
         return self.version != self.base
 
 
-def plain(view: Any) -> Any:
+def plain(view: object) -> Any:
     """Return a view as JSON-compatible values for front ends."""
     return msgspec.to_builtins(view, str_keys=True)

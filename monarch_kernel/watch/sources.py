@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger import existing_debugger, on_made, on_verdict
@@ -139,7 +139,7 @@ class _Hangs:
         self._before: dict[str, str] = {}
         self._told: dict[str, str] = {}
 
-    def on_verdict(self, mesh: Any, verdict: Verdict) -> None:
+    def on_verdict(self, mesh: object, verdict: Verdict) -> None:
         from monarch_kernel.debugger.controller.hang.verdict import NOTHING, PAUSED
 
         whole = whole_of(mesh)
@@ -273,7 +273,7 @@ def _mesh(mesh: ObservedMesh) -> MeshFact:
 
 
 def _actor(actor: ActorActivity, ahead: float) -> ActorView:
-    since: Any = actor.since and actor.since - ahead
+    since = actor.since and actor.since - ahead
     return ActorView(actor.name, actor.cls, actor.endpoint, since, actor.waiting, actor.calls, actor.failures)
 
 

@@ -321,7 +321,7 @@ class MeshDisplay:
             details: HTML that opens below the view, instead of the table of the ranks.
         """
         html = meshes_html(self.snapshot, self._made, self.keys, self.ranks, details) or "<div>No mesh is up.</div>"
-        bundle: dict[str, Any] = {"text/plain": repr(self), "text/html": html}
+        bundle: dict[str, object] = {"text/plain": repr(self), "text/html": html}
         mesh = self.keys[0] if len(self.keys) == 1 else ""
         # The view has the text, too. It remains if the mesh ends before a page shows the view.
         live = live_view(mesh=mesh, ranks=list(self.ranks), record=bundle["text/plain"]) if self.keys else None

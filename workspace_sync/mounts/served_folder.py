@@ -15,7 +15,7 @@ import stat
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from monarch_kernel.actor import Actor, concurrent_endpoint, endpoint
 from monarch_kernel.rdma import RDMABuffer, RDMATcpFallbackWarning
@@ -190,7 +190,7 @@ class ServedFolder(Actor):
             os.close(descriptor)
 
 
-async def _answer(work: Callable[..., _T], *arguments: Any) -> _T | int:
+async def _answer(work: Callable[..., _T], *arguments: object) -> _T | int:
     """Run work on the file system in a thread; return a negated ``errno`` for an error."""
     try:
         return await asyncio.to_thread(work, *arguments)

@@ -110,7 +110,7 @@ class MountSource(Actor):
             return Edition(change, segment)
 
     @endpoint
-    async def joined(self, hosts: list[Any]) -> None:
+    async def joined(self, hosts: list[object]) -> None:
         """Register the actors of all hosts, by their ranks."""
         self._hosts = dict(enumerate(hosts))
 

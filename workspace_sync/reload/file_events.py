@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import watchfiles
@@ -151,7 +151,7 @@ class Watcher:
             self._tell(SyncEvent("synced", report.line, report))
         return True
 
-    def _fail(self, text: str, report: Any) -> None:
+    def _fail(self, text: str, report: object) -> None:
         if text != self._said:
             self._said = text
             self._tell(SyncEvent("failed", text, report if isinstance(report, LiveReport) else None))

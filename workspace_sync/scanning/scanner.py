@@ -349,7 +349,7 @@ class Walker:
             found.record.subfolders.remove(name)
             found.record.ignored[name] = LeftOutEntry(self._reason(_ENVIRONMENT), folder=True)
             return
-        hints: dict[bytes, list[Any]] = {}
+        hints: dict[bytes, list[object]] = {}
         judged = False  # whether earlier verdicts still hold
         if old is not None:
             judged = old.outer == folder.around.digest and old.inner == within.digest
@@ -388,7 +388,9 @@ class Walker:
         self._walk.found[place] = found
         self._enter(folder, within, record.subfolders)
 
-    def _file(self, folder: _Folder, found: ChangedFolder, before: Record, hint: list[Any] | None, item: Item) -> None:
+    def _file(
+        self, folder: _Folder, found: ChangedFolder, before: Record, hint: list[object] | None, item: Item
+    ) -> None:
         """Handle an entry that is not a folder and not ignored by a rule."""
         name, size, mtime, ctime, (mode, inode, device) = item
         path = folder.path + b"/" + name

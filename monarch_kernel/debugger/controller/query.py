@@ -49,8 +49,8 @@ class Answers:
 
 def ask(
     mesh: ProcMesh | ActorMesh[object],
-    function: Callable[..., Any],
-    *args: Any,
+    function: Callable[..., object],
+    *args: object,
     ranks: Iterable[int] | None = None,
     timeout: float = 1.0,
 ) -> Answers:
@@ -76,8 +76,8 @@ def ask(
 def ask_agents(
     agents: ActorMesh[DebugAgent],
     whole: Whole,
-    function: Callable[..., Any],
-    *args: Any,
+    function: Callable[..., object],
+    *args: object,
     ranks: Iterable[int] | None = None,
     timeout: float = 1.0,
 ) -> Answers:

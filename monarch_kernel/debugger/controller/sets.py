@@ -159,7 +159,7 @@ class StopSet:
 
     def call(self, function: Callable[[Any], Any], timeout: float = 5.0) -> dict[Key, Any]:
         """Call ``function(frame)`` with the shown frame, on every rank of the set. Return the results by stop."""
-        found: dict[Key, Any] = {}
+        found: dict[Key, object] = {}
         for frame, stops in self._by_frame().items():
             found.update(self._debugger.call(stops, function, frame, timeout))
         return dict(sorted(found.items()))

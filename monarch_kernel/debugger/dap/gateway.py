@@ -217,7 +217,7 @@ class _Handshake:
         capabilities: debugpy's answer to ``initialize``.
     """
 
-    def __init__(self, client: socket.socket, over: int, token: str, capabilities: dict[str, Any]) -> None:
+    def __init__(self, client: socket.socket, over: int, token: str, capabilities: dict[str, object]) -> None:
         self._client = client
         self._over = over
         self._token = token
@@ -256,7 +256,7 @@ class _Handshake:
                     return True
         return False
 
-    def _take(self, request: dict[str, Any]) -> bool:
+    def _take(self, request: dict[str, object]) -> bool:
         """Handle one request. Return whether the client may continue."""
         arguments = request.get("arguments")
         arguments = dict(arguments) if isinstance(arguments, dict) else {}
@@ -281,7 +281,7 @@ class _Handshake:
         error = {"id": 1, "format": why, "showUser": True}
         self._answer(self._attach, success=False, message=why, body={"error": error})
 
-    def _answer(self, request: dict[str, Any], **fields: Any) -> None:
+    def _answer(self, request: dict[str, object], **fields: object) -> None:
         answer = {"type": "response", "seq": 0, "request_seq": request.get("seq"), "command": request.get("command")}
         try:
             self._client.sendall(frame({**answer, **fields}))

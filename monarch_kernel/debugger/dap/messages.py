@@ -103,7 +103,7 @@ def arguments_of(request: Request) -> Arguments:
     return request.get("arguments") or {}
 
 
-def response(request: Request, body: Mapping[str, Any]) -> Response:
+def response(request: Request, body: Mapping[str, object]) -> Response:
     """Build the reply to a request that has succeeded."""
     return {**_reply(request), "success": True, "body": dict(body)}
 

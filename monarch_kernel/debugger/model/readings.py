@@ -9,7 +9,6 @@ import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 #: The size of a digest in bytes: two different contents have the same digest with a probability of 2**-128.
 DIGEST = 16
@@ -187,12 +186,12 @@ def short(text: str, limit: int = 200) -> str:
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
-def shown(item: Any) -> str:
+def shown(item: object) -> str:
     """Format an element of an array."""
     return figure(item) if isinstance(item, float) and math.isfinite(item) else str(item)
 
 
-def shown_pair(one: Any, other: Any) -> tuple[str, str]:
+def shown_pair(one: object, other: object) -> tuple[str, str]:
     """Format two elements that differ, with enough digits to distinguish them."""
     texts = shown(one), shown(other)
     return texts if texts[0] != texts[1] else (repr(one), repr(other))

@@ -358,7 +358,7 @@ class Look(AsReport):
         parts = [str(self.verdict), *self.notes, "", table_text(self.table()), "", self.stacks.text(colours=colours)]
         return "\n".join(parts)
 
-    def asdict(self) -> dict[str, Any]:
+    def asdict(self) -> dict[str, object]:
         """Return the whole report as JSON-compatible dictionaries, lists, strings and numbers."""
         return {
             "name": self.name,

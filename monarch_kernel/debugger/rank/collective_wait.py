@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from datetime import timedelta
-from typing import Any
 
 from monarch_kernel.thread_frames import current_frames
 
@@ -14,7 +13,7 @@ _COLLECTIVES = os.path.join("torch", "distributed", "")
 
 def waiting_here() -> tuple[str, float] | None:
     """Return the collective that a thread of this process is in, and the shortest timeout of the groups (seconds)."""
-    module: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    module = sys.modules.get("torch.distributed.distributed_c10d")
     if module is None or not module.is_initialized():
         return None
     for frame in current_frames().values():
@@ -37,7 +36,7 @@ def waiting_here() -> tuple[str, float] | None:
 
 def partners_here() -> tuple[frozenset[int], float] | None:
     """Return the global ranks that share process groups with this process, and their shortest timeout (seconds)."""
-    module: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    module = sys.modules.get("torch.distributed.distributed_c10d")
     if module is None or not module.is_initialized():
         return None
     shared = [group for group in list(module._world.pg_map) if group.size() > 1]
@@ -59,7 +58,7 @@ def extend_timeouts(seconds: float) -> tuple[int, list[str]]:
     Returns:
         How many groups now have that timeout, and why others have not.
     """
-    module: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    module = sys.modules.get("torch.distributed.distributed_c10d")
     if module is None or not module.is_initialized():
         return 0, []
     wanted = timedelta(seconds=seconds)

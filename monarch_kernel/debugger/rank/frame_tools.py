@@ -20,7 +20,7 @@ def read_source(path: str, _frame: FrameType) -> str:
     return "".join(linecache.getlines(path))
 
 
-def rich_value(name: str, bundle: Callable[[Any], Any], frame: FrameType) -> Any:
+def rich_value(name: str, bundle: Callable[[object], object], frame: FrameType) -> Any:
     """Apply `bundle` to a variable, and return the result."""
     return bundle(_variable(name, frame))
 
@@ -30,7 +30,7 @@ def copy_to_globals(name: str, target: str, frame: FrameType) -> None:
     frame.f_globals[target] = _variable(name, frame)
 
 
-def _variable(name: str, frame: FrameType) -> Any:
+def _variable(name: str, frame: FrameType) -> object:
     for names in (frame.f_locals, frame.f_globals, vars(builtins)):
         if name in names:
             return names[name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import sys
-from typing import Any
 
 from monarch_kernel._version import __version__
 
@@ -12,7 +11,7 @@ from monarch_kernel._version import __version__
 def versions_here() -> dict[str, str]:
     """Return the versions of Python, of this package, and of PyTorch with its CUDA if it is loaded, by name."""
     found = {"Python": platform.python_version(), "monarch_kernel": __version__}
-    torch: Any = sys.modules.get("torch")
+    torch = sys.modules.get("torch")
     if torch is not None:
         found["torch"] = str(getattr(torch, "__version__", ""))
         cuda = getattr(getattr(torch, "version", None), "cuda", None)

@@ -382,7 +382,7 @@ class JobReport(AsReport):
 
     def asdict(self) -> dict[str, Any]:
         """Return the whole report as JSON-compatible dictionaries, lists, strings and numbers."""
-        found: dict[str, Any] = msgspec.to_builtins(self.plain(), str_keys=True)
+        found: dict[str, object] = msgspec.to_builtins(self.plain(), str_keys=True)
         return found
 
 

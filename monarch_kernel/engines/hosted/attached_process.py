@@ -67,7 +67,7 @@ class CellStream:
         job: receives all other output.
     """
 
-    def __init__(self, cells: Any, job: Any) -> None:
+    def __init__(self, cells: Any, job: object) -> None:
         self._cells = cells
         self._job = job if job is not None else open(os.devnull, "w")  # noqa: SIM115  # as for `print` in a daemon
 
@@ -176,7 +176,7 @@ class MainThread:
         self._interruptible = False
         self._heard = 0
         self._sent = 0
-        self._before: Any = None  # the other runtime's SIGINT handler, once ours is installed in front of it
+        self._before: object = None  # the other runtime's SIGINT handler, once ours is installed in front of it
         self._turning = False
 
     def drive(self, actor: ToolActor) -> None:
@@ -258,7 +258,7 @@ class ProgramActors(Protocol):
         """Return the program's endpoints that run in this process."""
         ...
 
-    def actors_here(self) -> dict[str, Any]:
+    def actors_here(self) -> dict[str, object]:
         """Return the program's actors in this process."""
         ...
 
@@ -348,7 +348,7 @@ class AttachedProcess(ToolRuntime):
         self._main_actor: str | None = None
         self._watching = False
         self._lock = threading.Lock()
-        self._hook: Any = None
+        self._hook: object = None
         self._output: OutputPipes | None = None
         self._owners: dict[str, str] = {}  # the controller of each actor
         if not of_program:
@@ -613,7 +613,7 @@ class AttachedProcess(ToolRuntime):
         """See ``ToolRuntime``."""
         return next((self.system.proc_meshes[visitor.uid] for visitor in self._latest()), None)
 
-    def controller_actor(self, name: str, cls: type[Any], timeout: float, mesh: Any = None) -> ActorMesh[Any]:
+    def controller_actor(self, name: str, cls: type[object], timeout: float, mesh: object = None) -> ActorMesh[Any]:
         """See ``ToolRuntime``. Returns the actor of the live controller that entered last."""
         for visitor in self._latest():
             # Spawn it unless it exists.
@@ -634,7 +634,7 @@ _OF_CONTROLLERS = (
 
 
 def _refusal(name: str) -> Callable[..., NoReturn]:
-    def refuse(self: AttachedProcess, *_args: Any, **_kwargs: Any) -> NoReturn:
+    def refuse(self: AttachedProcess, *_args: object, **_kwargs: object) -> NoReturn:
         raise self.not_offered(f"do this in a rank ({name}); its controller can")
 
     return refuse
@@ -644,7 +644,7 @@ for _name in _OF_CONTROLLERS:
     setattr(AttachedProcess, _name, _refusal(_name))
 
 
-def _breakpoint(*args: Any, **kwargs: Any) -> Any:
+def _breakpoint(*args: object, **kwargs: object) -> object:
     """Stop here for the controller's debugger on `breakpoint()`. PYTHONBREAKPOINT works as usual."""
     if "PYTHONBREAKPOINT" in os.environ:
         return sys.__breakpointhook__(*args, **kwargs)

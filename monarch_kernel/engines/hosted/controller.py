@@ -210,7 +210,7 @@ class ToolController:
         """Start a mesh on this host. Engines override this."""
         raise NotImplementedError
 
-    def stop_procs(self, procs: HostedProcMesh, reason: str) -> Future[Any]:
+    def stop_procs(self, procs: HostedProcMesh, reason: str) -> Future[object]:
         """End a mesh. On another job's mesh, only the tools end."""
         mesh = self._meshes.get(procs._mesh_uid)
         if mesh is not None:
@@ -303,7 +303,7 @@ class ToolController:
     def _dispatch(self, mesh: HostedMesh, rank: int, message: Reply | Call, body: Body) -> None:
         """Pass a message to the node of this process."""
         node = self.system.node
-        link: Any = node.links.get(f"{mesh.uid}.{rank}")
+        link = node.links.get(f"{mesh.uid}.{rank}")
         if link is None:  # a late message of a dead rank
             return
         if isinstance(message, Call) and message.call:
@@ -413,13 +413,13 @@ class ToolController:
             rank: StackRead(refs[rank].id, pids.get(refs[rank].id, 0), refs[rank].host, "", "", why) for rank in ranks
         }
 
-    def controller_actor(self, name: str, cls: type[Any], timeout: float, mesh: Any = None) -> ActorMesh[Any]:
+    def controller_actor(self, name: str, cls: type[object], timeout: float, mesh: object = None) -> ActorMesh[object]:
         """See ``ToolRuntime``."""
         self._open_actor(name, cls)
         system = self.system
         return HostedActorMesh(system, name, name, "", cls, (system.node.ref,), SINGLE.region)
 
-    def _open_actor(self, name: str, cls: type[Any]) -> None:
+    def _open_actor(self, name: str, cls: type[object]) -> None:
         """Start an actor here that ranks may call, unless it exists."""
         self._open_actors.add(name)
         self.system.start_local_actor(name, name, cls)

@@ -31,9 +31,9 @@ T = TypeVar("T")
 HOST = socket.gethostname()
 
 
-def done(system: Any, value: Any, what: str = "") -> Future[Any]:
+def done(system: Any, value: object, what: str = "") -> Future[Any]:
     """Return a future that already has this value."""
-    future: Future[Any] = Future(system.node.poller, what)
+    future: Future[object] = Future(system.node.poller, what)
     future._resolve(value)
     return future
 
@@ -65,7 +65,7 @@ class AttachedSystem:
 _system: Any = None
 
 
-def set_system(system: Any) -> None:
+def set_system(system: object) -> None:
     """Set the system for handles that are unpickled in this process: its own one in a controller."""
     global _system
     _system = system
@@ -88,7 +88,7 @@ class HostedActorMesh(ActorMesh[T]):
     #: In its controller: the mesh that it is on.
     _of: HostedProcMesh | None = None
 
-    def _stop(self, reason: str) -> Future[Any]:
+    def _stop(self, reason: str) -> Future[object]:
         call = ManyCall(self._system.node, f"{self._name}.stop", self._target())
         send_to_all(self._system, self._target(), StopActor(self._actor, call._number, 0, reason), sink=call)
         if self._of is not None:
@@ -100,7 +100,7 @@ class HostedActorMesh(ActorMesh[T]):
         mesh._of = self._of
         return mesh
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> object:
         cls = self._cls_or_pickle
         body = cls if isinstance(cls, bytes) else dumps_flat(cls)
         parts = (self._actor, self._name, self._mesh_name, body, self._procs, self._shape, self._spawned)
@@ -139,7 +139,7 @@ class HostedProcMesh(ProcMesh):
     def _not_offered(self, what: str) -> NoReturn:
         raise NotOffered(f"mesh {self.name} {self._tools.MESHES.format(self._tools.engine_name)} {what}")
 
-    def spawn(self, name: str, cls: type[T], *args: Any, **kwargs: Any) -> ActorMesh[T]:
+    def spawn(self, name: str, cls: type[T], *args: object, **kwargs: object) -> ActorMesh[T]:
         """Create one actor of a tool in every proc. User code spawns actors with the other runtime's own meshes.
 
         Dead procs do not block calls to live ones: calls to actors on dead procs fail, as on procs that die later.
@@ -172,21 +172,21 @@ class HostedProcMesh(ProcMesh):
 
     # -- life --------------------------------------------------------------------------------------
 
-    def _stop(self, reason: str) -> Future[Any]:
+    def _stop(self, reason: str) -> Future[object]:
         return self._tools.stop_procs(self, reason)
 
     def kill(self, reason: str = "") -> Future[None]:
         """Kill these procs with SIGKILL."""
         return self._tools.kill_procs(self, reason)
 
-    def heal(self, hosts: Any = None, timeout: float = 0.0) -> NoReturn:
+    def heal(self, hosts: object = None, timeout: float = 0.0) -> NoReturn:
         """Raise `NotOffered`: the other runtime does not replace procs."""
         self._not_offered("replace dead ranks")
 
-    def _ask_agents(self, message: Any, what: str) -> NoReturn:
+    def _ask_agents(self, message: object, what: str) -> NoReturn:
         self._not_offered(what)
 
-    def _ask_procs(self, message: Any, what: str) -> Future[Any]:
+    def _ask_procs(self, message: object, what: str) -> Future[object]:
         return super()._ask_procs(message, what) if what == "interrupt" else self._not_offered(what)
 
     def status(self) -> Future[ValueMesh[ProcStatus]]:
@@ -217,7 +217,7 @@ class HostedProcMesh(ProcMesh):
         """Raise `NotOffered`: the hosts belong to the other runtime."""
         self._not_offered("give its hosts to the tools")
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> object:
         return _rebuild_procs, (self._mesh_uid, self.name, self._procs, self._shape, self._host_region)
 
 
@@ -244,7 +244,7 @@ class HostedHostMesh(HostMesh):
     def _region(self) -> Region:
         return Region.from_extent(Extent((), ()))
 
-    def with_python_executable(self, python: Any) -> NoReturn:
+    def with_python_executable(self, python: object) -> NoReturn:
         """Raise `NotOffered`."""
         raise NotOffered(f"{self._controller.engine_name} starts ranks with the interpreter of the kernel only")
 
@@ -253,13 +253,13 @@ class HostedHostMesh(HostMesh):
         per_host: Mapping[str, int] | None = None,
         bootstrap: Any = None,
         name: str | None = None,
-        proc_bind: Any = None,
-        bootstrap_command: Any = None,
+        proc_bind: object = None,
+        bootstrap_command: object = None,
         *,
         env: Mapping[str, str | None] | None = None,
         preload: Sequence[str] = (),
-        restart: Any = "never",
-        spares: Any = None,
+        restart: object = "never",
+        spares: object = None,
         devices: int = 0,
     ) -> ProcMesh:
         """Start procs on every host; see ``HostMesh.spawn_procs``.

@@ -84,7 +84,7 @@ class ToolActor:
 
     # -- messages ----------------------------------------------------------------------------------
 
-    def create(self, make: Callable[[], Any], answer: Answer) -> None:
+    def create(self, make: Callable[[], object], answer: Answer) -> None:
         """Create the object by calling its class."""
 
         def work() -> None:
@@ -157,7 +157,7 @@ class ToolActor:
                 except KeyboardInterrupt:
                     pass
 
-    def _post(self, endpoint: str, origin: str, work: Callable[[], Any], answer: Answer) -> None:
+    def _post(self, endpoint: str, origin: str, work: Callable[[], object], answer: Answer) -> None:
         def message() -> None:
             self._handle(endpoint, origin, work, answer)
 
@@ -186,7 +186,7 @@ class ToolActor:
         message()
         return True
 
-    def _handle(self, endpoint: str, origin: str, work: Callable[[], Any], answer: Answer) -> None:
+    def _handle(self, endpoint: str, origin: str, work: Callable[[], object], answer: Answer) -> None:
         token = here.set(self)
         self.thread = threading.get_ident()
         self.handled += 1

@@ -261,7 +261,7 @@ class JoinController(ToolController):
 
     # -- who has control -------------------------------------------------------------------------------
 
-    def driver_of(self, mesh: Any, ask: bool = True) -> str:
+    def driver_of(self, mesh: object, ask: bool = True) -> str:
         """See ``ToolRuntime``."""
         joined = self._jobs.get(getattr(mesh, "_mesh_uid", None) or "")
         if joined is None:
@@ -427,7 +427,7 @@ class JoinController(ToolController):
         """Return the faults of the tools in a joined job, by rank: their number, and the last one."""
         return dict(self._joined(procs).faults)
 
-    def is_joined(self, mesh: Any) -> bool:
+    def is_joined(self, mesh: object) -> bool:
         """Return whether a mesh of procs is a joined job."""
         return getattr(mesh, "_mesh_uid", None) in self._jobs
 

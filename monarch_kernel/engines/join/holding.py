@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
 
 #: The default time that a rank is held (seconds).
 USUAL = 600.0
@@ -32,7 +31,7 @@ class Holding:
         self.until = 0.0
         self._how = how
         self._released = threading.Event()
-        self._before: Callable[..., Any] | None = None
+        self._before: Callable[..., object] | None = None
 
     def arm(self) -> None:
         """Hold this process if it fails from now on, even without an earlier request."""

@@ -130,10 +130,10 @@ def _of_ray(told: RankIdentity, found: RankIdentity) -> RankIdentity:
     This only uses modules that are already imported and functions that import nothing: an import on this thread can
     break an import in progress in the program.
     """
-    ray: Any = sys.modules.get("ray")
+    ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return found
-    context: Any = ray.runtime_context.get_runtime_context()
+    context = ray.runtime_context.get_runtime_context()
     if context.get_actor_id() is None:  # the driver program of the job, or a worker between tasks
         return found
     # Train sets the variables for torch only in its own workers; other actors share the same job.
@@ -144,10 +144,10 @@ def _of_ray(told: RankIdentity, found: RankIdentity) -> RankIdentity:
 
 def _worker_of_train() -> RankIdentity | None:
     """Return the rank in Ray Train; None in other actors. Train's own functions import modules, so this avoids them."""
-    context: Any = getattr(sys.modules.get("ray.train.v2._internal.execution.context"), "_train_context", None)
+    context = getattr(sys.modules.get("ray.train.v2._internal.execution.context"), "_train_context", None)
     if context is not None:
         return RankIdentity(context.get_world_rank(), context.get_world_size(), context.get_local_rank())
-    session: Any = getattr(sys.modules.get("ray.train._internal.session"), "_session", None)  # of its first version
+    session = getattr(sys.modules.get("ray.train._internal.session"), "_session", None)  # of its first version
     if session is not None:
         return RankIdentity(session.world_rank, session.world_size, session.local_rank)
     return None
@@ -173,7 +173,7 @@ def dimensions(rank: int, world: int) -> dict[str, int]:
     Returns:
         Empty if the program has created no dimensions, or none with ranks in row-major order.
     """
-    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None or world < 2 or rank < 0:
         return {}
     return _of_meshes(world) or _of_groups(c10d, rank, world)

@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_kernel.engines.hosted import wire
 from monarch_kernel.engines.hosted.attached_process import AttachedProcess, Visitor
@@ -43,7 +43,7 @@ class JoinedProgram:
             return []
         return [Running("", "the program", threading.main_thread().ident or 0)]
 
-    def actors_here(self) -> dict[str, Any]:
+    def actors_here(self) -> dict[str, object]:
         """Return no actors."""
         return {}
 

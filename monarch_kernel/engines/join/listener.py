@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_kernel import environment
 from monarch_kernel._version import __version__
@@ -108,7 +108,7 @@ class JoinListener:
         """Send the identity of this rank, before a viewer decides to enter."""
         json.loads(frame)
         now = present_identity(self._told)
-        answer: dict[str, Any] = asdict(self._announced)
+        answer: dict[str, object] = asdict(self._announced)
         answer["identity"] = asdict(now)
         answer["dims"] = present_dimensions(now)
         answer["version"] = __version__
@@ -247,7 +247,7 @@ def _is_child(name: str, told: RankIdentity, given: bool) -> bool:
         return False
     if mark == _mark(name, told):
         return True
-    processes: Any = sys.modules.get("multiprocessing.process")
+    processes = sys.modules.get("multiprocessing.process")
     if processes is not None and processes.parent_process() is not None and not given:
         return True  # its parent may have learned more since it began
     same = mark.split("/")[-2:] == [str(told.rank), str(told.world)]

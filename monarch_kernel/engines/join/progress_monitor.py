@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_kernel.engines.join.announcements import HANG, join_folder
 from monarch_kernel.engines.join.helper_process import say, start_helper
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def issued() -> int | None:
     """Return how many collectives the default group of torch.distributed has issued here; None if unknown."""
-    distributed: Any = sys.modules.get("torch.distributed")
+    distributed = sys.modules.get("torch.distributed")
     try:
         if distributed is None or not distributed.is_initialized():
             return None
@@ -45,7 +45,7 @@ def issued() -> int | None:
 
 def issued_by_all() -> int | None:
     """Return how many collectives all process groups together have issued here; None if unknown."""
-    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
     try:
         if c10d is None or not c10d.is_initialized():
             return None

@@ -49,7 +49,7 @@ class JoinRelay:
         self._closed = False
         self._tell({"version": __version__, "host": socket.gethostname()})
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _tell(self, message: dict[str, object]) -> None:
         self._send(CHANNEL.pack(0), json.dumps(message).encode())
 
     def _is_open_to(self, each: RankAnnouncement) -> bool:

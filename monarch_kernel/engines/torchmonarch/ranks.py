@@ -45,9 +45,9 @@ class MonarchActors:
                 found.append(Running(_actor_name(endpoint), endpoint.f_code.co_name, thread))
         return found
 
-    def actors_here(self) -> dict[str, Any]:
+    def actors_here(self) -> dict[str, object]:
         """Return the actors in these frames, by class: Monarch does not name the objects of its actors."""
-        found: dict[str, Any] = {}
+        found: dict[str, object] = {}
         for each in gc.get_objects():
             if isinstance(each, monarch_actor.Actor) and not type(each).__module__.startswith(("monarch.", __name__)):
                 label = type(each).__name__
@@ -97,10 +97,10 @@ def _keep_failures(tools: AttachedProcess) -> None:
     Monarch reports each exception as an ``ActorError``, which it creates in the rank while the exception has its
     traceback.
     """
-    make: Any = monarch_actor.ActorError.__init__
+    make = monarch_actor.ActorError.__init__
 
     @functools.wraps(make)
-    def init(report: Any, exception: Any, *args: Any, **kwargs: Any) -> None:
+    def init(report: object, exception: Any, *args: object, **kwargs: object) -> None:
         with suppress(Exception):  # a report is never lost
             endpoint = _raised_in(exception)
             if endpoint is not None:
@@ -128,7 +128,7 @@ class ToolListener(monarch_actor.Actor):  # pyright: ignore[reportUntypedBaseCla
         first: the controller's first message.
     """
 
-    def __init__(self, port: Any, first: bytes) -> None:
+    def __init__(self, port: object, first: bytes) -> None:
         message = wire.decode(first)
         assert isinstance(message, wire.EnterRank)
         rank: int = monarch_actor.context().actor_instance.rank.rank
@@ -142,7 +142,7 @@ class ToolListener(monarch_actor.Actor):  # pyright: ignore[reportUntypedBaseCla
         with suppress(Exception):
             self._guest.receive(self._controller, data)
 
-    def _handle_undeliverable_message(self, _envelope: Any) -> bool:
+    def _handle_undeliverable_message(self, _envelope: object) -> bool:
         """Ignore messages to a controller that is gone. Its missing heartbeats end what it had stopped."""
         return True
 

@@ -55,7 +55,7 @@ class ListenerCarrier:
         self._doors = doors
         self._flat = doors.flatten("ranks")
         self._size = size
-        self._parts: dict[tuple[int, int], Any] = {}
+        self._parts: dict[tuple[int, int], object] = {}
         self._lock = threading.Lock()  # keeps messages to a rank in order
 
     def send(self, ranks: Sequence[int], data: bytes) -> None:
@@ -107,13 +107,13 @@ class MonarchRuntime(ToolController, ToolRuntime):
     def __init__(self) -> None:
         ToolRuntime.__init__(self)
         ToolController.__init__(self, NAME)
-        self._port: Any = None
-        self._known: dict[int, tuple[Any, ProcMesh | None]] = {}  # the notebook's meshes, by identity
+        self._port: object = None
+        self._known: dict[int, tuple[object, ProcMesh | None]] = {}  # the notebook's meshes, by identity
         atexit.register(self.close)
 
     # -- messages ------------------------------------------------------------------------------------
 
-    def _reply_port(self) -> Any:
+    def _reply_port(self) -> object:
         """Return the port to which ranks send; a thread reads it."""
         if self._port is None:
             monarch_actor.unhandled_fault_hook = self._on_fault

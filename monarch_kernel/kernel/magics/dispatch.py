@@ -53,7 +53,9 @@ TOPICS = {
 SUBCOMMANDS = tuple(word for words in TOPICS.values() for word in words)
 
 #: The function of each subcommand.
-FUNCTIONS: dict[str, Callable[..., Any]] = {word: each for group in GROUPS for word, each in group.functions().items()}
+FUNCTIONS: dict[str, Callable[..., object]] = {
+    word: each for group in GROUPS for word, each in group.functions().items()
+}
 
 
 class MeshCommands:

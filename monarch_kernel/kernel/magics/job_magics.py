@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import argument, magic_arguments
@@ -39,7 +38,7 @@ _MACHINE_OPTIONS = (
 )
 
 
-def _other_machines(function: Callable[..., Any]) -> Callable[..., Any]:
+def _other_machines(function: Callable[..., object]) -> Callable[..., object]:
     """Add the options that name other machines to a subcommand."""
     for option in reversed(_MACHINE_OPTIONS):
         function = option(function)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.kernel.magics.arguments import Arguments, select
@@ -31,7 +30,7 @@ class Subcommands:
         self.name = name
 
     @classmethod
-    def functions(cls) -> dict[str, Callable[..., Any]]:
+    def functions(cls) -> dict[str, Callable[..., object]]:
         """Return the subcommands by name."""
         found = ((getattr(each, "parser", None), each) for each in vars(cls).values())
         return {parser.prog.removeprefix(_PREFIX): each for parser, each in found if parser is not None}

@@ -54,7 +54,7 @@ class CellLoop:
         finally:
             _offered.loop = None
 
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    def run(self, coroutine: Coroutine[object, object, object]) -> Any:
         """Run a coroutine to its end, together with the tasks that earlier cells started."""
         loop = self.get()
         task = loop.create_task(coroutine)

@@ -10,7 +10,6 @@ import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 import msgspec
 
@@ -67,7 +66,7 @@ def set_up(meet: Rendezvous, rank: int, threads: int) -> bool:
     count_meetings(meet.meeting)
     set_by_user = "OMP_NUM_THREADS" in os.environ
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    torch: Any = sys.modules.get("torch")
+    torch = sys.modules.get("torch")
     if torch is not None and not set_by_user:
         torch.set_num_threads(threads)  # torch was imported before the variable was set
     if not meet.backend:
@@ -95,7 +94,7 @@ def _refuse_shared_gpus(rank: int, world_size: int) -> None:
     import torch
     import torch.distributed
 
-    store: Any = torch.distributed.distributed_c10d._get_default_store()
+    store = torch.distributed.distributed_c10d._get_default_store()
     store.set(f"gpu {rank}", str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
     ranks_of: dict[bytes, list[int]] = {}
     for other, gpu in enumerate(store.multi_get([f"gpu {other}" for other in range(world_size)])):
@@ -164,7 +163,7 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 def where_is(thread: int, is_foreign: Callable[[str], bool]) -> tuple[str, int, str] | None:
     """Return file, line and function of the innermost frame of `thread` in a file that is not foreign."""
-    frames: Mapping[int, Any] = current_frames()
+    frames: Mapping[int, object] = current_frames()
     frame = frames.get(thread)
     innermost = None
     while frame is not None:

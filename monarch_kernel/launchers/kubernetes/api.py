@@ -33,7 +33,7 @@ IN_CLUSTER = "in-cluster"
 #: A prefix instead of a kubeconfig file: a configuration that this program has created, followed by its API server.
 _IN_MEMORY = "in-memory:"
 #: These configurations, by that value. They hold credentials, so they are never written to a file.
-_kept: dict[str, Any] = {}
+_kept: dict[str, object] = {}
 
 
 class ApiRefusedError(LaunchError):
@@ -66,7 +66,9 @@ class KubernetesApi:
         LaunchError: the package ``kubernetes`` is missing, or the configuration does not exist.
     """
 
-    def __init__(self, kubeconfig: str = "", context: str = "", patience: float = 30.0, settings: Any = None) -> None:
+    def __init__(
+        self, kubeconfig: str = "", context: str = "", patience: float = 30.0, settings: object = None
+    ) -> None:
         try:
             # imported by name, because type checkers also run where it is not installed
             client, config, self._http = map(
@@ -130,7 +132,7 @@ class KubernetesApi:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, object] | None = None,
         *,
         kind: str = "application/json",
         accept: str = "application/json, */*",
@@ -161,7 +163,7 @@ class KubernetesApi:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None,
+        body: Mapping[str, object] | None,
         kind: str,
         accept: str,
         query: Mapping[str, str | int],
@@ -295,7 +297,7 @@ class KubeConfig:
         return cls(local=Path(path).expanduser())
 
     @classmethod
-    def from_config(cls, config: Any) -> KubeConfig:
+    def from_config(cls, config: object) -> KubeConfig:
         """Use a ``kubernetes.client.Configuration``, which stays in the memory of this program."""
         return cls(remote=config)
 
@@ -399,7 +401,7 @@ class PodForward:
 @functools.cache
 def _quiet_port_forward() -> type[Any]:
     """Return a subclass of the package's class that prints nothing when a connection breaks, and closes its sockets."""
-    base: Any = importlib.import_module("kubernetes.stream.ws_client").PortForward
+    base = importlib.import_module("kubernetes.stream.ws_client").PortForward
 
     class QuietPortForward(base):
         def _proxy(self) -> None:

@@ -242,7 +242,7 @@ class KubernetesJob(EngineJob):
         memory: str | int | None = None,
         resources: Mapping[str, str | int] | None = None,
         node_selector: Mapping[str, str] | None = None,
-        tolerations: Sequence[Mapping[str, Any] | str] | None = None,
+        tolerations: Sequence[Mapping[str, object] | str] | None = None,
         volumes: Mapping[str, Mapping[str, Any] | str] | None = None,
         service_account: str | None = None,
         python: str = "",
@@ -341,7 +341,7 @@ class KubernetesJob(EngineJob):
             orders = dict.fromkeys(attached, orders)
         return attached, orders
 
-    def _needs(self, wishes: Mapping[str, int], named: Mapping[str, Any]) -> dict[str, Any]:
+    def _needs(self, wishes: Mapping[str, int], named: Mapping[str, object]) -> dict[str, object]:
         """Return the requirements of each host of a mesh for ``KubernetesLauncher``; ``named`` takes precedence."""
         found = msgspec.structs.replace(self._resources, **wishes)
         known = {self._launcher.options()["gpu_resource"]: "gpus", "cpu": "cpus", "memory": "memory"}

@@ -213,7 +213,7 @@ class HostPlacements:
         return () if place is None else self._kind.makers(place.slot)
 
     def _without_pod(
-        self, place: HostPlacement | None, objects: Mapping[str, Mapping[str, Any]], waits: dict[str, str]
+        self, place: HostPlacement | None, objects: Mapping[str, Mapping[str, object]], waits: dict[str, str]
     ) -> tuple[HostPhase, str]:
         kind = self._kind
         if place is None:
@@ -316,11 +316,11 @@ class HostPlacements:
             noted = {f"{_HOST}{number}": place.text() for number, place in places.items()}
             self._api.request("PATCH", self._secret, {"metadata": {"annotations": noted}}, kind=_PATCH)
 
-    def _look(self) -> tuple[dict[int, HostPlacement], dict[str, Mapping[str, Any]], list[tuple[PodSlot, SeenPod]]]:
+    def _look(self) -> tuple[dict[int, HostPlacement], dict[str, Mapping[str, object]], list[tuple[PodSlot, SeenPod]]]:
         objects = self._objects()
         return self._places(), objects, self._pods(objects)
 
-    def _objects(self) -> dict[str, Mapping[str, Any]]:
+    def _objects(self) -> dict[str, Mapping[str, object]]:
         path = self._kind.path(self._namespace)
         found = self._api.request("GET", path, labelSelector=f"{JOB_LABEL}={self._job}").get("items") or []
         return {each["metadata"]["name"]: each for each in found}
@@ -361,7 +361,7 @@ class HostPlacements:
     def _wait(
         self,
         patience: float,
-        objects: Mapping[str, Any],
+        objects: Mapping[str, object],
         over: Callable[[list[tuple[PodSlot, SeenPod]]], bool],
     ) -> None:
         """Wait until the Pods of objects, which may be deleted, satisfy a condition."""
@@ -414,7 +414,7 @@ OF_POD = ("image", "node_selector", "tolerations", "labels", "annotations", "vol
 OF_MESH = (*OF_POD, "resources", "python")
 
 
-def toleration(given: Mapping[str, Any] | str) -> dict[str, Any]:
+def toleration(given: Mapping[str, object] | str) -> dict[str, Any]:
     """Parse a toleration, from an object of the API or ``KEY[=VALUE][:EFFECT]``.
 
     Raises:
@@ -426,12 +426,12 @@ def toleration(given: Mapping[str, Any] | str) -> dict[str, Any]:
     key, is_value, value = taint.partition("=")
     if not key:
         raise ValueError(f"{given!r} is no toleration: write KEY, KEY:EFFECT or KEY=VALUE:EFFECT")
-    found: dict[str, Any] = {"key": key, "operator": "Equal" if is_value else "Exists"}
+    found: dict[str, object] = {"key": key, "operator": "Equal" if is_value else "Exists"}
     found |= {"value": value} if is_value else {}
     return found | ({"effect": effect} if effect else {})
 
 
-def volume(given: Mapping[str, Any] | str) -> dict[str, Any]:
+def volume(given: Mapping[str, object] | str) -> dict[str, Any]:
     """Parse a volume, from an object of the API or the name of a PersistentVolumeClaim."""
     return {"persistentVolumeClaim": {"claimName": given}} if isinstance(given, str) else dict(given)
 
@@ -448,7 +448,7 @@ def pairs(option: str, words: Sequence[str]) -> dict[str, str]:
     return {key: value for key, _, value in found}
 
 
-def pod_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+def pod_fields(given: Mapping[str, object]) -> dict[str, Any]:
     """Return the given settings among ``OF_POD``, in the form of ``PodPattern``."""
     how: dict[str, Callable[[Any], Any]] = {
         "node_selector": dict,
@@ -461,11 +461,11 @@ def pod_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: how.get(name, _same)(value) for name, value in given.items() if name in OF_POD}
 
 
-def _same(given: object) -> Any:
+def _same(given: object) -> object:
     return given
 
 
-def mesh_settings(meshes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def mesh_settings(meshes: Mapping[str, Mapping[str, object]]) -> dict[str, dict[str, object]]:
     """Return the settings of each mesh, as plain data.
 
     Raises:
@@ -487,7 +487,7 @@ def host_meshes(request: LaunchRequest) -> tuple[str, ...]:
 
 def mesh_pods(
     pattern: PodPattern,
-    meshes: Mapping[str, Mapping[str, Any]],
+    meshes: Mapping[str, Mapping[str, object]],
     request: LaunchRequest,
     made: Iterable[str],
     own_image: Callable[[], str],

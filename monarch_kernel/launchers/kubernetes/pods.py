@@ -57,10 +57,10 @@ class PodPattern:
     image: str = ""
     gpu_resource: str = "nvidia.com/gpu"
     node_selector: Mapping[str, str] = field(default_factory=dict[str, str])
-    tolerations: Sequence[Mapping[str, Any]] = ()
+    tolerations: Sequence[Mapping[str, object]] = ()
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     annotations: Mapping[str, str] = field(default_factory=dict[str, str])
-    volumes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    volumes: Mapping[str, Mapping[str, object]] = field(default_factory=dict[str, Mapping[str, Any]])
     service_account: str = ""
     port: int = 0
     key: str = "environment"
@@ -106,7 +106,7 @@ def secret_name(job: str) -> str:
     return f"monarch-{job}"
 
 
-def secret(command: WorkerCommand, user: str) -> dict[str, Any]:
+def secret(command: WorkerCommand, user: str) -> dict[str, object]:
     """Build the Secret of a job: its key, and its environment variables."""
     assert command.key is not None
     return {
@@ -137,7 +137,7 @@ def pod(pattern: PodPattern, request: LaunchRequest, number: int, owner: str, us
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": _merged(spec, pattern.pod)}
 
 
-def pod_template(pattern: PodPattern, request: LaunchRequest, *, restart: str = "Never") -> dict[str, Any]:
+def pod_template(pattern: PodPattern, request: LaunchRequest, *, restart: str = "Never") -> dict[str, object]:
     """Build the template from which a controller of the cluster creates and names Pods.
 
     Args:
@@ -184,12 +184,12 @@ def _spec(pattern: PodPattern, request: LaunchRequest, name: str, marker: str) -
     given = [each for one in pattern.pod.get("containers", []) for each in one.get("volumeMounts", [])]
     mounts = {path: source for path, source in mounts.items() if path not in {each["mountPath"] for each in given}}
     volumes = [{"name": f"volume-{at}", **source} for at, source in enumerate(mounts.values())]
-    mounted: list[dict[str, Any]] = [{"name": f"volume-{at}", "mountPath": path} for at, path in enumerate(mounts)]
+    mounted: list[dict[str, object]] = [{"name": f"volume-{at}", "mountPath": path} for at, path in enumerate(mounts)]
     variables: list[dict[str, Any]] = [
         {"name": environment.POD_ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": MARKER, "value": marker},
     ]
-    sources: list[dict[str, Any]] = []
+    sources: list[dict[str, object]] = []
     of_job = secret_name(command.job)
     if by_file:
         # Each variable is added by name, so the key is not among them.
@@ -204,7 +204,7 @@ def _spec(pattern: PodPattern, request: LaunchRequest, name: str, marker: str) -
     asked = {name: str(value) for name, value in needs.options.items()}
     asked |= {pattern.gpu_resource: str(needs.gpus)} if needs.gpus else {}
     asked |= {"memory": _quantity(needs.memory)} if needs.memory else {}
-    container: dict[str, Any] = {
+    container: dict[str, object] = {
         "name": WORKER,
         "image": pattern.image,
         "command": argv,
@@ -215,7 +215,7 @@ def _spec(pattern: PodPattern, request: LaunchRequest, name: str, marker: str) -
         "volumeMounts": mounted,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    spec: dict[str, Any] = {
+    spec: dict[str, object] = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": GRACE,
         "enableServiceLinks": False,
@@ -238,7 +238,7 @@ def _quantity(size: int) -> str:
     return str(size)
 
 
-def _merged(ours: Any, theirs: Any) -> Any:
+def _merged(ours: object, theirs: object) -> Any:
     """Merge further fields into plain data: objects are merged, and lists of named objects by name."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         return {key: _merged(ours.get(key), theirs[key]) if key in theirs else ours[key] for key in {**ours, **theirs}}
@@ -363,7 +363,7 @@ class SeenPod:
             host=number, state=HostPhase.GONE, name=self.name, reason=reason, exit_code=code, failed=failed
         )
 
-    def _condition(self, kind: str) -> Mapping[str, Any]:
+    def _condition(self, kind: str) -> Mapping[str, object]:
         conditions = self._status.get("conditions") or []
         return next((each for each in conditions if each.get("type") == kind), {})
 
@@ -385,7 +385,7 @@ class SeenPod:
             return "its worker is starting", False
         return f"its container is being created on {self._spec.get('nodeName')}", False
 
-    def _end(self, terminated: Mapping[str, Any] | None) -> str:
+    def _end(self, terminated: Mapping[str, object] | None) -> str:
         """Return why it is gone."""
         if self._status.get("reason"):  # Evicted, DeadlineExceeded, Preempting, NodeLost
             return words(self._status)
@@ -397,7 +397,7 @@ class SeenPod:
         return _how(terminated)
 
 
-def _how(terminated: Mapping[str, Any]) -> str:
+def _how(terminated: Mapping[str, object]) -> str:
     """Describe how a container has ended."""
     code, reason = terminated.get("exitCode", 0), terminated.get("reason") or ""
     if not code:

@@ -118,11 +118,11 @@ class PodSet(ABC):
         """Return the names of objects whose events explain a missing Pod."""
 
     @abstractmethod
-    def size(self, found: Mapping[str, Any], group: str) -> int:
+    def size(self, found: Mapping[str, object], group: str) -> int:
         """Return how many Pods a group of an object has."""
 
     @abstractmethod
-    def sized(self, count: int) -> dict[str, Any] | None:
+    def sized(self, count: int) -> dict[str, object] | None:
         """Build the patch that keeps only this many Pods, the first ones; None: all Pods stay."""
 
     @abstractmethod
@@ -134,7 +134,7 @@ class PodSet(ABC):
         del pods
         return True
 
-    def finished(self, found: Mapping[str, Any]) -> str:
+    def finished(self, found: Mapping[str, object]) -> str:
         """Return why it creates no more Pods; "" if it does."""
         return next((words(each) or kind for kind in ("Failed", "Completed") if (each := _is(found, kind))), "")
 
@@ -142,7 +142,7 @@ class PodSet(ABC):
         """Return whether it waits for its admission."""
         return bool((found.get("spec") or {}).get("suspend"))
 
-    def waits(self, found: Mapping[str, Any]) -> str:
+    def waits(self, found: Mapping[str, object]) -> str:
         """Return the reported reason why it has not created a Pod."""
         if said := words(_is(found, "Suspended")):
             return said
@@ -309,7 +309,7 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 POD_SETS: Mapping[str, PodSet] = {each.through: each for each in (MonarchMesh(), JobSet())}
 
 
-def admission(workload: Mapping[str, Any]) -> str:
+def admission(workload: Mapping[str, object]) -> str:
     """Return Kueue's reason in a Workload why it is not, or no longer, admitted; "" if there is none."""
     for kind, status in (("Evicted", "True"), ("QuotaReserved", "False"), ("Admitted", "False")):
         said = next((each for each in _conditions(workload) if each.get("type") == kind), {})
@@ -318,11 +318,11 @@ def admission(workload: Mapping[str, Any]) -> str:
     return ""
 
 
-def _conditions(found: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def _conditions(found: Mapping[str, Any]) -> Sequence[Mapping[str, object]]:
     return (found.get("status") or {}).get("conditions") or []
 
 
-def _is(found: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+def _is(found: Mapping[str, object], kind: str) -> Mapping[str, object]:
     """Return a condition of an object, if it is true."""
     wanted = (each for each in _conditions(found) if each.get("type") == kind and each.get("status") == "True")
     return next(wanted, {})

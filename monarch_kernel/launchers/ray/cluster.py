@@ -154,7 +154,7 @@ def connected(*, may_connect: bool) -> ModuleType | None:
     """Return Ray's package if this program is connected, or may connect to a cluster that answers; else None."""
     if importlib.util.find_spec("ray") is None:
         return None
-    ray: Any = sys.modules.get("ray")
+    ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         if not may_connect:
             return None
@@ -238,7 +238,7 @@ def make_group(
     Args:
         apart_from: nodes that must not have any of its bundles.
     """
-    more: dict[str, Any] = {}
+    more: dict[str, object] = {}
     if apart_from:
         more["bundle_label_selector"] = [{"ray.io/node-id": f"!in({','.join(sorted(apart_from))})"}] * count
     made = ray.util.placement_group([dict(bundle)] * count, strategy, name, lifetime="detached", **more)
@@ -320,8 +320,8 @@ def autoscaler_says(address: str, group: str) -> str:
 
 
 def _second_version(address: str, group: str) -> list[str]:
-    raylet: Any = importlib.import_module("ray._raylet")
-    models: Any = importlib.import_module("ray.core.generated.autoscaler_pb2")
+    raylet = importlib.import_module("ray._raylet")
+    models = importlib.import_module("ray.core.generated.autoscaler_pb2")
     said = raylet.GcsClient(address).get_cluster_status(timeout_s=_AUTOSCALER_TIMEOUT)
     state = models.GetClusterStatusReply.FromString(said).autoscaling_state
     parts = _listed(
@@ -341,7 +341,7 @@ def _second_version(address: str, group: str) -> list[str]:
 
 
 def _first_version(address: str, group: str) -> list[str]:
-    store: Any = importlib.import_module("ray.experimental.internal_kv")
+    store = importlib.import_module("ray.experimental.internal_kv")
     report = json.loads(store._internal_kv_get(_STATUS) or b"{}").get("autoscaler_report") or {}
     parts = _listed("launches", [f"{count} of {kind}" for kind, count in report.get("pending_launches", {}).items()])
     parts += _listed("starts", [f"{kind} at {ip} ({state})" for ip, kind, state in report.get("pending_nodes", ())])

@@ -129,7 +129,7 @@ class RayLauncher(Launcher):
         spares: int = 0,
         port: int = 0,
         autoscaling: bool = False,
-        runtime_env: Mapping[str, Any] | None = None,
+        runtime_env: Mapping[str, object] | None = None,
     ) -> None:
         ray_cluster.check_address(address)
         if strategy not in STRATEGIES:
@@ -140,7 +140,7 @@ class RayLauncher(Launcher):
         self._port = port
         self._autoscaling = autoscaling
         self._runtime_env = None if runtime_env is None else dict(runtime_env)
-        self._actors: dict[str, Any] = {}
+        self._actors: dict[str, object] = {}
         self._asked: dict[str, Any] = {}  # queries that are not answered yet
         self._answered: dict[str, _Told] = {}  # the latest answers
 
@@ -232,7 +232,7 @@ class RayLauncher(Launcher):
         bundle = _bundle(request)
         own = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU", "memory")}
         strategies = importlib.import_module("ray.util.scheduling_strategies")
-        options: dict[str, Any] = {
+        options: dict[str, object] = {
             "name": _mark(command.job, host),
             "namespace": NAMESPACE,
             "lifetime": "detached",
@@ -319,7 +319,7 @@ class RayLauncher(Launcher):
         """
         errors: dict[int, str] = {}
         silent: set[int] = set()
-        refs: dict[int, Any] = {}
+        refs: dict[int, object] = {}
         for host in hosts:
             mark = _mark(ticket.job, host)
             if (told := self._answered.get(mark)) is not None and told.code is not None:
@@ -332,7 +332,7 @@ class RayLauncher(Launcher):
                 errors[host] = "its actor has ended"
         known = [ref for host, ref in refs.items() if self._has_started(ticket, host)]
         others = [ref for host, ref in refs.items() if not self._has_started(ticket, host)]
-        ready: set[Any] = set()
+        ready: set[object] = set()
         for some, patience in ((known, _ANSWER_TIME), (others, _GLANCE)):
             if some:
                 ready |= set(ray.wait(some, num_returns=len(some), timeout=patience)[0])
@@ -575,7 +575,7 @@ class RayJob(EngineJob):
         spares: int = 0,
         port: int = 0,
         autoscaling: bool = False,
-        runtime_env: Mapping[str, Any] | None = None,
+        runtime_env: Mapping[str, object] | None = None,
         **options: Any,
     ) -> None:
         launcher = RayLauncher(

@@ -29,13 +29,13 @@ class SkyCalls:
     def __init__(self) -> None:
         self._sky: Any = importlib.import_module("sky")
 
-    def optimize(self, task: dict[str, Any]) -> None:
+    def optimize(self, task: dict[str, object]) -> None:
         """Check where a task could run. Raises SkyPilot's error if it can run nowhere."""
         dag = self._sky.Dag()
         dag.add(self._sky.Task.from_yaml_config(task))
         self._sky.get(self._sky.optimize(dag))
 
-    def launch(self, task: dict[str, Any], cluster: str, retry: bool) -> str:
+    def launch(self, task: dict[str, object], cluster: str, retry: bool) -> str:
         """Request a cluster that runs a task. Return the id of the request."""
         found = self._sky.Task.from_yaml_config(task)
         return str(self._sky.launch(found, cluster_name=cluster, retry_until_up=retry))
@@ -45,13 +45,13 @@ class SkyCalls:
         found = self._sky.api_status([request])
         if not found:
             return {"state": "", "words": ""}
-        told: dict[str, Any] = {"state": found[0].status, "words": found[0].status_msg or ""}
+        told: dict[str, object] = {"state": found[0].status, "words": found[0].status_msg or ""}
         if told["state"] in _OVER:
             value = self._sky.get(request)
             told["job"] = value[0] if isinstance(value, (list, tuple)) and value else None
         return told
 
-    def clusters(self, names: list[str] | None, refresh: bool) -> list[dict[str, Any]]:
+    def clusters(self, names: list[str] | None, refresh: bool) -> list[dict[str, object]]:
         """Return existing clusters by their names, or all of this user."""
         mode = self._sky.StatusRefreshMode
         found = self._sky.get(self._sky.status(names, refresh=mode.FORCE if refresh else mode.NONE))
@@ -96,14 +96,14 @@ class SkyCalls:
 
         Only SkyPilot's command line writes them.
         """
-        command: Any = importlib.import_module("sky.client.cli.command")
+        command = importlib.import_module("sky.client.cli.command")
         command.cli.main(args=["status", "--output", "json", cluster], prog_name="sky", standalone_mode=False)
 
     def log(self, cluster: str, job: int | None, lines: int) -> str:
         """Return the last output of a job; None: of the creation of the cluster."""
         out = io.StringIO()
         if job is None:
-            sdk: Any = importlib.import_module("sky.client.sdk")
+            sdk = importlib.import_module("sky.client.sdk")
             sdk.tail_provision_logs(cluster, follow=False, tail=lines, output_stream=out)
         else:
             self._sky.tail_logs(cluster, job, follow=False, tail=lines, output_stream=out)
@@ -119,10 +119,10 @@ def main() -> None:
     calls: SkyCalls | None = None
     while select.select([sys.stdin.buffer], [], [], _REST)[0] and (line := sys.stdin.buffer.readline()):
         asked = json.loads(line)
-        told: dict[str, Any] = {"id": asked["id"]}
+        told: dict[str, object] = {"id": asked["id"]}
         try:
             calls = calls or SkyCalls()
-            call: Callable[..., Any] = getattr(calls, asked["call"])
+            call: Callable[..., object] = getattr(calls, asked["call"])
             told["value"] = call(**asked["with"])
         except (Exception, SystemExit) as e:
             told["error"], told["said"] = type(e).__name__, str(e)

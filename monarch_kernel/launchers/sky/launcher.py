@@ -176,7 +176,7 @@ class SkyClient:
                     stream.close()
 
 
-_clients: dict[Any, SkyClient] = {}
+_clients: dict[object, SkyClient] = {}
 _clients_lock = threading.Lock()
 
 
@@ -255,13 +255,13 @@ def task_config(
     job: str,
     name: str,
     nodes: int,
-    resources: Mapping[str, Any],
+    resources: Mapping[str, object],
     *,
     setup: str,
     workdir: str,
-    file_mounts: Mapping[str, Any],
+    file_mounts: Mapping[str, object],
     idle: float,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Build a task with the fields of SkyPilot's YAML.
 
     Args:
@@ -274,7 +274,7 @@ def task_config(
         file_mounts: further files for nodes.
         idle: the time without a controller after which workers end (seconds); 0: never.
     """
-    found: dict[str, Any] = {"name": name, "num_nodes": nodes, "resources": dict(resources), "run": _hold(job, idle)}
+    found: dict[str, object] = {"name": name, "num_nodes": nodes, "resources": dict(resources), "run": _hold(job, idle)}
     for field, value in (("setup", setup), ("workdir", workdir), ("file_mounts", dict(file_mounts))):
         if value:
             found[field] = value
@@ -328,7 +328,7 @@ def preparation(job: str) -> Script:
     )
 
 
-def resource_fields(given: Mapping[str, Any], wishes: Resources) -> dict[str, Any]:
+def resource_fields(given: Mapping[str, object], wishes: Resources) -> dict[str, object]:
     """Return the requirements of each node, by the fields of SkyPilot's YAML.
 
     Args:
@@ -494,7 +494,7 @@ class SkyLauncher(Launcher):
 
     def __init__(
         self,
-        resources: Mapping[str, Any] | None = None,
+        resources: Mapping[str, object] | None = None,
         *,
         cluster: str = "",
         setup: str = "",
@@ -598,7 +598,7 @@ class SkyLauncher(Launcher):
         data.parts.append(_Part(cluster, asked, not there, count))
         data.places += [(len(data.parts) - 1, node) for node in range(count)]
 
-    def _ending(self) -> dict[str, Any]:
+    def _ending(self) -> dict[str, object]:
         """Return SkyPilot's action for an idle cluster, as fields of its resources."""
         if self._idle_minutes is None:
             return {}
@@ -872,7 +872,7 @@ def _of_ssh(ticket: Ticket, data: _Data) -> Ticket:
     return Ticket(launcher=SkyNodes.name, job=ticket.job, hosts=len(hosts), data={"hosts": hosts})
 
 
-def _shown(resources: Mapping[str, Any]) -> str:
+def _shown(resources: Mapping[str, object]) -> str:
     return "(" + (", ".join(f"{name}={value}" for name, value in resources.items()) or "any machine") + ")"
 
 
@@ -903,7 +903,7 @@ class SkyPilotJob(EngineJob):
     def __init__(
         self,
         meshes: Mapping[str, int],
-        resources: Any = None,
+        resources: object = None,
         cluster_name: str | None = None,
         monarch_port: int = 0,
         idle_minutes_to_autostop: int | None = IDLE_MINUTES,

@@ -65,7 +65,7 @@ class Identity(msgspec.Struct, frozen=True):
     def __repr__(self) -> str:
         return f"Identity({self.public!r})"  # a secret must not get into logs
 
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
+    def __rich_repr__(self) -> list[tuple[str, object]]:
         return [("public", self.public)]
 
     def pem(self) -> bytes:

@@ -17,10 +17,10 @@ from monarch_kernel.protocol.main_module import MAIN, arrivals, arrived_before, 
 from monarch_kernel.runtime.actor.import_hooks import after_import
 
 #: Keys of classes and functions that have been sent or received, and the reverse.
-_keys: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-_objects: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+_keys: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
+_objects: weakref.WeakValueDictionary[str, object] = weakref.WeakValueDictionary()
 #: Objects received from the parent process, by key.
-_from_parent: dict[str, Any] = {}
+_from_parent: dict[str, object] = {}
 
 
 class _Children:
@@ -64,7 +64,7 @@ def _after_fork() -> None:
     _Children.forked, _Children.spawned = 0, False
 
 
-def _reduce(_pickler: object, value: Any) -> Any:
+def _reduce(_pickler: object, value: object) -> object:
     if not isinstance(value, type | FunctionType) or value.__module__ != MAIN:
         return NotImplemented
     key = _keys.get(value)
@@ -100,7 +100,7 @@ def restore(key: str, pickled: bytes) -> Any:
     return value
 
 
-def find(key: str, qualname: str) -> Any:
+def find(key: str, qualname: str) -> object:
     """In the parent: return an object that a child received from this process."""
     value = _objects.get(key)
     if value is None:

@@ -101,7 +101,7 @@ _outside: Context | None = None  # the client's context
 class RunningContext:
     """Stands for a private context variable of Monarch. Programs read it to check whether a runtime was started."""
 
-    def get(self, default: Any = None) -> Any:
+    def get(self, default: object = None) -> Any:
         """Return the context of the running code, or ``default`` before the runtime has started."""
         return context() if current.get() is not None or started() else default
 
@@ -136,4 +136,4 @@ def shared(labels: Any, sizes: Any) -> Extent:
     return extent
 
 
-_extents: dict[Any, Extent] = {}
+_extents: dict[object, Extent] = {}

@@ -20,7 +20,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def returns_future(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Future[T]]:
+def returns_future(function: Callable[P, Coroutine[object, object, T]]) -> Callable[P, Future[T]]:
     """Make an async function return a ``Future`` instead of a coroutine.
 
     A call only captures the caller's context variables, which include the running actor. The first ``await`` runs the
@@ -46,14 +46,14 @@ def returns_future(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P,
 class _Deferred(Future[Any]):
     __slots__ = ("_body", "_context", "_lock", "_task")
 
-    def __init__(self, body: Coroutine[Any, Any, Any], what: str) -> None:
+    def __init__(self, body: Coroutine[object, object, object], what: str) -> None:
         super().__init__(get_system().node.poller, what)
-        self._body: Coroutine[Any, Any, Any] | None = body
+        self._body: Coroutine[object, object, object] | None = body
         self._context = contextvars.copy_context()
         self._lock = threading.Lock()
-        self._task: asyncio.Task[Any] | None = None  # the loop holds only weak references to its tasks
+        self._task: asyncio.Task[object] | None = None  # the loop holds only weak references to its tasks
 
-    def _claim(self) -> Coroutine[Any, Any, Any] | None:
+    def _claim(self) -> Coroutine[object, object, object] | None:
         """Return the body, for the first caller that needs its result; None for later callers."""
         with self._lock:
             body, self._body = self._body, None
@@ -72,10 +72,10 @@ class _Deferred(Future[Any]):
         else:
             self._drive(body, timeout)
 
-    def _drive(self, body: Coroutine[Any, Any, Any], timeout: float | None) -> None:
+    def _drive(self, body: Coroutine[object, object, object], timeout: float | None) -> None:
         import asyncio
 
-        async def limited() -> Any:
+        async def limited() -> object:
             task = asyncio.get_running_loop().create_task(body, context=self._context)
             try:
                 done, _ = await asyncio.wait((task,), timeout=timeout)
@@ -96,7 +96,7 @@ class _Deferred(Future[Any]):
         except BaseException as error:  # raised by get() and await
             self._reject(error)
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[object, None, object]:
         body = self._claim()
         if body is not None:
             import asyncio
@@ -105,7 +105,7 @@ class _Deferred(Future[Any]):
             self._task.add_done_callback(self._settle)
         return (yield from super().__await__())
 
-    def _settle(self, task: asyncio.Task[Any]) -> None:
+    def _settle(self, task: asyncio.Task[object]) -> None:
         self._task = None
         if task.cancelled():
             import asyncio
@@ -116,10 +116,10 @@ class _Deferred(Future[Any]):
         else:
             self._resolve(task.result())
 
-    def then(self, convert: Callable[[Any], Any]) -> Future[Any]:
+    def then(self, convert: Callable[[object], object]) -> Future[Any]:
         """Return a future of ``convert(result)``; waiting for it starts the body, too."""
 
-        async def converted() -> Any:
+        async def converted() -> object:
             return convert(await self)
 
         return _Deferred(converted(), self.what)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _COROUTINE = 0x80  # inspect.CO_COROUTINE
 
 
-def is_coroutine_function(function: Any) -> bool:
+def is_coroutine_function(function: object) -> bool:
     """Return the same as ``inspect.iscoroutinefunction``."""
     if type(function) is FunctionType and not function.__dict__:  # marks of ``inspect`` are in ``__dict__``
         return bool(function.__code__.co_flags & _COROUTINE)
@@ -50,7 +50,7 @@ class Undeliverable(msgspec.Struct, frozen=True):
 def tell_undeliverable(what: str, ranks: tuple[int, ...], cause: str) -> bool:
     """Let the running actor handle a message that cannot be delivered; returns whether the actor handled it."""
     here = current.get()
-    instance: Any = here.actor_instance if here is not None else None
+    instance = here.actor_instance if here is not None else None
     handler = getattr(getattr(instance, "object", None), "_handle_undeliverable_message", None)
     return handler is not None and bool(handler(Undeliverable(what, ranks, cause)))
 
@@ -132,21 +132,21 @@ class EndpointProperty:
             pass
 
     @property
-    def _method(self) -> Callable[..., Any]:
+    def _method(self) -> Callable[..., object]:
         """The plain function; programs written for Monarch read it, for ``inspect.getsource`` say."""
         return self.function
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.__name__ = name
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         if instance is None:
             return self
         # Inside its own actor, an endpoint is a plain method.
         return self.function.__get__(instance, owner)
 
 
-def _decorate(function: Any, options: dict[str, Any]) -> Any:
+def _decorate(function: object, options: dict[str, Any]) -> Any:
     if function is None:
         return lambda f: _decorate(f, options)
     if isinstance(function, EndpointProperty):
@@ -268,7 +268,7 @@ class EndpointSpec:
             signature = self._signature = inspect.Signature(parameters[self._skipped :])
         return signature
 
-    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def check(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Raise the ``TypeError`` that calling the method with these arguments would raise."""
         if not kwargs and self.least <= len(args) <= self.most:
             return
@@ -343,7 +343,7 @@ class ActorSpec:
 
 def _static_attributes(cls: type) -> dict[str, Any]:
     """Return the attributes of a class, without invoking descriptors."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for base in reversed(cls.__mro__):
         found.update(vars(base))
     return found
@@ -357,7 +357,7 @@ def class_label(cls: type) -> str:
 _specs: dict[type, ActorSpec] = {}
 
 
-def spec_of(cls: Any, reserved: frozenset[str]) -> ActorSpec:
+def spec_of(cls: object, reserved: frozenset[str]) -> ActorSpec:
     """Return the (cached) description of an actor class.
 
     Raises:
@@ -378,7 +378,7 @@ def known_specs(cls: type) -> list[ActorSpec]:
     return [spec for each, spec in list(_specs.items()) if issubclass(each, cls)]
 
 
-def check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check_constructor(cls: type, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     """Raise the ``TypeError`` that ``cls(*args, **kwargs)`` would raise for its arguments."""
     if not args and not kwargs and cls.__init__ is object.__init__ and cls.__new__ is object.__new__:
         return  # the usual case; it takes milliseconds to parse the signature of a built-in constructor from its text

@@ -72,7 +72,7 @@ def headline(what: str, called: Called, ranks: Sequence[int]) -> str:
 
 def tracebacks(failures: Iterable[RankFailure], called: Called) -> list[str]:
     """Render the tracebacks of ranks that raised, each once, with its ranks."""
-    groups: dict[Any, list[RankFailure]] = {}
+    groups: dict[object, list[RankFailure]] = {}
     for failure in failures:
         if failure.fault is not None:
             groups.setdefault(failure.fault.likeness(), []).append(failure)
@@ -150,7 +150,7 @@ def released(ranks: Sequence[RankFailure], failed: Sequence[RankFailure], called
     ]
 
 
-def answers(values: Mapping[int, Any], unanswered: Sequence[int], called: Called) -> list[str]:
+def answers(values: Mapping[int, object], unanswered: Sequence[int], called: Called) -> list[str]:
     """List the ranks that had answered, and those that had not."""
     lines: list[str] = []
     if values:

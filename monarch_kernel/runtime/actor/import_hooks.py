@@ -6,10 +6,9 @@ import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
 
 
-def after_import(name: str, then: Callable[[Any], object]) -> None:
+def after_import(name: str, then: Callable[[object], object]) -> None:
     """Call ``then(module)`` once this process has imported the module ``name``; at once if it already has."""
     module = sys.modules.get(name)
     if module is not None:
@@ -21,7 +20,7 @@ def after_import(name: str, then: Callable[[Any], object]) -> None:
 class _Watcher:
     """A finder that lets one import proceed, and then calls back."""
 
-    def __init__(self, name: str, then: Callable[[Any], object]) -> None:
+    def __init__(self, name: str, then: Callable[[object], object]) -> None:
         self._name = name
         self._then = then
 

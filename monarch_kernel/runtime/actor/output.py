@@ -351,7 +351,7 @@ class LoggingMeshClient:
         self._mesh = mesh
 
     @staticmethod
-    def spawn(instance: object, proc_mesh: Any) -> Future[LoggingMeshClient]:
+    def spawn(instance: object, proc_mesh: object) -> Future[LoggingMeshClient]:
         """Return the logging of a proc mesh; ``instance`` is not used."""
         return resolved(get_system().node.poller, "LoggingMeshClient.spawn", LoggingMeshClient(proc_mesh))
 
@@ -365,7 +365,7 @@ class LoggingMeshClient:
         return resolved(get_system().node.poller, "LoggingMeshClient.flush", None)
 
 
-def _level_message(call: int, rank: int, level: int) -> Any:
+def _level_message(call: int, rank: int, level: int) -> object:
     from monarch_kernel.protocol.messages import SetLogLevel
 
     return SetLogLevel(call, rank, level)

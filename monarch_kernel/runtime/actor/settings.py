@@ -27,7 +27,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*"
 
 
-def _seconds(value: Any) -> float:
+def _seconds(value: object) -> float:
     if not isinstance(value, str):
         raise TypeError(f"it must be a string such as '10s' or '500ms', not {value!r}")
     parts = re.findall(_PART, value)
@@ -46,7 +46,7 @@ def _duration(seconds: float) -> str:
     return " ".join(parts) or "0s"
 
 
-def _start_limit(value: Any) -> float:
+def _start_limit(value: object) -> float:
     seconds = _seconds(value)
     if not seconds:
         raise ValueError("a process needs some time")
@@ -57,19 +57,19 @@ def _show_start_limit(seconds: float) -> str:
     return _duration(seconds or environment.START_LIMIT.get())
 
 
-def _boolean(value: Any) -> bool:
+def _boolean(value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError("it must be True or False")
     return value
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError("it must be a string")
     return value
 
 
-def _number(value: Any) -> int:
+def _number(value: object) -> int:
     if not isinstance(value, int):
         raise TypeError("it must be a whole number")
     if value < 0:
@@ -77,19 +77,19 @@ def _number(value: Any) -> int:
     return int(value)
 
 
-def _real(value: Any) -> float:
+def _real(value: object) -> float:
     if not isinstance(value, int | float):
         raise TypeError("it must be a number")
     return float(value)
 
 
-def _encoding(value: Any) -> Encoding:
+def _encoding(value: object) -> Encoding:
     if not isinstance(value, Encoding):
         raise TypeError("it must be an Encoding")
     return value
 
 
-def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _or_none(read: Callable[[object], object]) -> Callable[[Any], Any]:
     return lambda value: None if value is None else read(value)
 
 
@@ -101,13 +101,13 @@ class Encoding(enum.Enum):
     Multipart = "multipart"
 
 
-def _transport(value: Any) -> Any:
+def _transport(value: object) -> object:
     if not isinstance(value, str | transports.ChannelTransport):
         raise TypeError("it must be a ChannelTransport, its name or an address")
     return transports.checked(value)
 
 
-def _same(value: object) -> Any:
+def _same(value: object) -> object:
     return value
 
 
@@ -118,7 +118,7 @@ class _Setting:
         self,
         attribute: str,
         places: tuple[ModuleType, ...],
-        read: Callable[[Any], Any],
+        read: Callable[[object], object],
         show: Callable[[Any], Any] = _same,
     ) -> None:
         self.attribute = attribute
@@ -127,7 +127,7 @@ class _Setting:
         self.show = show
         self.first: tuple[Any] | None = None  # the value before the first change
 
-    def change(self, value: Any) -> None:
+    def change(self, value: object) -> None:
         if self.first is None:
             self.first = (self.get(),)
         self.put(value)
@@ -139,7 +139,7 @@ class _Setting:
     def get(self) -> Any:
         return getattr(self.places[0], self.attribute)
 
-    def put(self, value: Any) -> None:
+    def put(self, value: object) -> None:
         for place in self.places:
             setattr(place, self.attribute, value)
 
@@ -164,23 +164,27 @@ class _Kept(_Setting):
         value: Monarch's default.
     """
 
-    def __init__(self, name: str, value: Any, read: Callable[[Any], Any], show: Callable[[Any], Any] = _same) -> None:
+    def __init__(
+        self, name: str, value: object, read: Callable[[object], object], show: Callable[[Any], Any] = _same
+    ) -> None:
         super().__init__("value", (), read, show)
         self.name = name
         self.value = value if value is None else read(value)
 
-    def change(self, value: Any) -> None:
+    def change(self, value: object) -> None:
         logs.logger(__name__).debug("the setting %s means nothing here: it is kept, and changes nothing", self.name)
         super().change(value)
 
     def get(self) -> Any:
         return self.value
 
-    def put(self, value: Any) -> None:
+    def put(self, value: object) -> None:
         self.value = value
 
 
-def _kept(read: Callable[[Any], Any], show: Callable[[Any], Any] = _same, **defaults: Any) -> dict[str, _Setting]:
+def _kept(
+    read: Callable[[object], object], show: Callable[[Any], Any] = _same, **defaults: object
+) -> dict[str, _Setting]:
     return {name: _Kept(name, value, read, show) for name, value in defaults.items()}
 
 
@@ -369,7 +373,7 @@ def configure(**settings: Any) -> None:
         ValueError: the setting does not exist, or has no such value.
         TypeError: the value has the wrong type.
     """
-    read: dict[str, Any] = {}
+    read: dict[str, object] = {}
     for name, value in settings.items():
         setting = _SETTINGS.get(name)
         if setting is None:
@@ -415,11 +419,11 @@ def parametrize_config_pointwise(*settings: dict[str, Any]) -> Callable[[Callabl
 
     import pytest  # pyright: ignore[reportMissingImports]
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., object]:
         if is_coroutine_function(function):
 
             @functools.wraps(function)
-            async def awaited(*args: Any, _settings: dict[str, Any], **kwargs: Any) -> Any:
+            async def awaited(*args: Any, _settings: dict[str, object], **kwargs: Any) -> object:
                 with configured(**_settings):
                     return await function(*args, **kwargs)
 
@@ -427,7 +431,7 @@ def parametrize_config_pointwise(*settings: dict[str, Any]) -> Callable[[Callabl
         else:
 
             @functools.wraps(function)
-            def called(*args: Any, _settings: dict[str, Any], **kwargs: Any) -> Any:
+            def called(*args: object, _settings: dict[str, object], **kwargs: object) -> object:
                 with configured(**_settings):
                     return function(*args, **kwargs)
 

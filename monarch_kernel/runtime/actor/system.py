@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 
@@ -184,7 +184,7 @@ class ActorSystem:
         self.is_root = root.id == node.id
         self.actors: dict[str, ActorInstance] = {}
         self.ended: dict[str, Death] = {}
-        self.finalizing: list[weakref.ref[Any]] = []  # objects of ended actors that have a __del__
+        self.finalizing: list[weakref.ref[object]] = []  # objects of ended actors that have a __del__
         self.client = Client(self, "root" if self.is_root else f"client-{node.id}")
         self.agent: ProcRef | None = None
         self.launch: Launch | None = None  # the command of this proc, if not forked; procs that it starts use the same
@@ -372,7 +372,7 @@ class ActorSystem:
             instance.start_thread()
 
     def _instance(
-        self, create: Create, spec: ActorSpec, build: Callable[[], Any], link: MessageLink, proc_mesh: ProcMesh
+        self, create: Create, spec: ActorSpec, build: Callable[[], object], link: MessageLink, proc_mesh: ProcMesh
     ) -> ActorInstance:
         if spec.is_async:
             from monarch_kernel.runtime.actor.execution.async_instance import AsyncActorInstance
@@ -426,7 +426,7 @@ class ActorSystem:
         """Stop every actor of this process, and wait until all have ended."""
         waiting = []
         for actor in list(self.actors.values()):
-            future: Future[Any] = Future(self.node.poller, "stop")
+            future: Future[object] = Future(self.node.poller, "stop")
             actor.deliver(LocalLink(future), StopActor(actor.mesh_id, 1, 0, reason), b"")
             waiting.append(future)
         for future in waiting:

@@ -152,7 +152,7 @@ def traced(fn: Callable[P, T] | None = None, *, name: str | None = None) -> Any:
     if is_coroutine_function(function):
 
         @functools.wraps(function)
-        async def follow(*args: Any, **kwargs: Any) -> Any:
+        async def follow(*args: Any, **kwargs: Any) -> object:
             with span(label):
                 return await function(*args, **kwargs)
 
@@ -175,7 +175,7 @@ def get_meter() -> Any:
 class _NoInstrument:
     """Any instrument; ignores its arguments."""
 
-    def add(self, amount: float, attributes: Any = None, context: Any = None) -> None:
+    def add(self, amount: float, attributes: object = None, context: object = None) -> None:
         """Do nothing, like the other methods."""
 
     record = set = add

@@ -33,17 +33,17 @@ def default_hook(failure: object) -> None:
     sys.exit(1)
 
 
-_registry: dict[str, Callable[[Any], None]] = {"hook": default_hook}
+_registry: dict[str, Callable[[object], None]] = {"hook": default_hook}
 _FACADE = "monarch_kernel.actor"
 
 
-def hook() -> Callable[[Any], None]:
+def hook() -> Callable[[object], None]:
     """Return the current ``unhandled_fault_hook``, which users reassign on the façade module."""
     facade = sys.modules.get(_FACADE)
     return getattr(facade, "unhandled_fault_hook", default_hook) if facade is not None else default_hook
 
 
-def is_default(candidate: Any) -> bool:
+def is_default(candidate: object) -> bool:
     """Return whether this hook is the default hook, not the user's."""
     return candidate is default_hook
 
@@ -62,7 +62,7 @@ def _handle(_signum: int, _frame: FrameType | None) -> None:
         raise _pending.pop()
 
 
-def call_hook(chosen: Callable[[Any], None], failure: Any) -> None:
+def call_hook(chosen: Callable[[object], None], failure: object) -> None:
     """Call the user's hook. If it raises anything, the fault is not handled, and the script ends."""
     try:
         chosen(failure)
@@ -73,7 +73,7 @@ def call_hook(chosen: Callable[[Any], None], failure: Any) -> None:
         end_script(failure)
 
 
-def end_script(failure: Any, code: Any = 1) -> None:
+def end_script(failure: Any, code: object = 1) -> None:
     """Print the report and end the script."""
     when = time.strftime("%Y-%m-%d %H:%M:%S")
     head = (

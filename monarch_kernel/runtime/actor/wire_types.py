@@ -30,7 +30,7 @@ class LocalLink:
 
     peer = ""
 
-    def __init__(self, future: Future[Any] | None = None) -> None:
+    def __init__(self, future: Future[object] | None = None) -> None:
         self._future = future
 
     def send(self, header: bytes, body: object = b"") -> None:

@@ -96,7 +96,7 @@ class GpuReader:
 
     def _run(self, ended: threading.Event) -> None:
         try:
-            nvml: Any = import_module("pynvml")
+            nvml = import_module("pynvml")
             nvml.nvmlInit()
         except Exception as e:  # not installed, or no driver here
             log.info("no figures of GPUs: %s", e)
@@ -115,7 +115,7 @@ class GpuReader:
 def read_gpus_once() -> tuple[list[GpuFigures], dict[int, dict[int, int]]]:
     """Open NVML and return the result of `read_gpus`; empty without NVML or a driver."""
     try:
-        nvml: Any = import_module("pynvml")
+        nvml = import_module("pynvml")
         nvml.nvmlInit()
     except Exception as e:
         log.info("no figures of GPUs: %s", e)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import Any
 
 import msgspec
 
@@ -86,7 +85,7 @@ def _flags() -> list[str]:
         return []
     import subprocess
 
-    flags: Any = getattr(subprocess, "_args_from_interpreter_flags", None)
+    flags = getattr(subprocess, "_args_from_interpreter_flags", None)
     return flags() if flags is not None else []
 
 

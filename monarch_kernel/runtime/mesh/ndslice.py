@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from math import prod
-from typing import Any, SupportsIndex, overload
+from typing import SupportsIndex, overload
 
 
 class _NegativeError(OverflowError, TypeError, IndexError, ValueError):
@@ -139,8 +139,8 @@ class NDSlice:
     @overload
     def __getitem__(self, at: SupportsIndex) -> int: ...
     @overload
-    def __getitem__(self, at: builtins.slice[Any, Any, Any]) -> tuple[int, ...]: ...
-    def __getitem__(self, at: SupportsIndex | builtins.slice[Any, Any, Any]) -> int | tuple[int, ...]:
+    def __getitem__(self, at: builtins.slice[object, object, object]) -> tuple[int, ...]: ...
+    def __getitem__(self, at: SupportsIndex | builtins.slice[object, object, object]) -> int | tuple[int, ...]:
         if isinstance(at, builtins.slice):
             return tuple([self.get(i) for i in range(*at.indices(len(self)))])
         try:
@@ -186,7 +186,7 @@ class NDSlice:
     def __repr__(self) -> str:
         return f"Slice {{ offset: {self._offset}, sizes: {self.sizes}, strides: {self.strides} }}"  # as Monarch's
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _ndslice, self._key()
 
 

@@ -206,7 +206,7 @@ class Point(Mapping[str, int]):
     def __repr__(self) -> str:
         return "{" + ", ".join(f"{k!r}: {v}/{self.extent[k]}" for k, v in self.items()) + "}"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Point, (self.rank, self.extent)
 
 
@@ -477,7 +477,7 @@ def _checked_index(label: str, index: object, size: int) -> int:
     return at
 
 
-def _checked_slice(label: str, chosen: builtins.slice[Any, Any, Any], size: int) -> tuple[int, int, int]:
+def _checked_slice(label: str, chosen: builtins.slice[object, object, object], size: int) -> tuple[int, int, int]:
     start, stop, step = chosen.indices(size)
     if step < 1:
         raise ValueError(f"slice of dimension {label!r} must have a positive step, got {step}")
@@ -487,7 +487,7 @@ def _checked_slice(label: str, chosen: builtins.slice[Any, Any, Any], size: int)
     return start, step, count
 
 
-def _slice_text(chosen: builtins.slice[Any, Any, Any]) -> str:
+def _slice_text(chosen: builtins.slice[object, object, object]) -> str:
     parts = ["" if part is None else str(part) for part in (chosen.start, chosen.stop, chosen.step)]
     return ":".join(parts if parts[2] else parts[:2])
 
@@ -597,7 +597,7 @@ class Shape:
         except IndexError as e:
             raise ValueError(str(e)) from None
 
-    def select(self, label: str, slice: builtins.slice[Any, Any, Any]) -> Shape:  # noqa: A002  # Monarch's name, too
+    def select(self, label: str, slice: builtins.slice[object, object, object]) -> Shape:  # noqa: A002  # Monarch's name, too
         """Return the part that a slice of a dimension selects.
 
         Raises:
@@ -628,5 +628,5 @@ class Shape:
         labels = ", ".join(f'"{label}"' for label in self.labels)
         return f"Shape {{ labels: [{labels}], slice: {self._ndslice!r} }}"  # as Monarch's
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Shape, (self._region.labels, self._ndslice)

@@ -30,7 +30,7 @@ class ValueMesh(MeshTrait, Generic[T_co]):
     _extent: Extent
     _values: tuple[T_co, ...]
 
-    def __class_getitem__(cls, _item: Any) -> type[ValueMesh[Any]]:
+    def __class_getitem__(cls, _item: object) -> type[ValueMesh[object]]:
         """``ValueMesh[int]`` at run time is ``ValueMesh``, so that annotations can be compared by ``is``."""
         return cls
 
@@ -42,7 +42,7 @@ class ValueMesh(MeshTrait, Generic[T_co]):
             raise ValueError(f"a ValueMesh of {self._extent} needs {wanted} values, got {len(self._values)}")
 
     @staticmethod
-    def from_indexed(shape: Extent | Region | Shape, pairs: Iterable[tuple[int, Any]]) -> ValueMesh[Any]:
+    def from_indexed(shape: Extent | Region | Shape, pairs: Iterable[tuple[int, object]]) -> ValueMesh[Any]:
         """Create a ValueMesh from ``(rank, value)`` pairs in any order.
 
         Of several values for one rank, the last one counts.
@@ -120,7 +120,7 @@ class ValueMesh(MeshTrait, Generic[T_co]):
 
     # -- values from values --------------------------------------------------------------------
 
-    def map(self, function: Callable[..., R], *others: ValueMesh[Any]) -> ValueMesh[R]:
+    def map(self, function: Callable[..., R], *others: ValueMesh[object]) -> ValueMesh[R]:
         """Compute `function(value)` for every rank, in the same shape; values of `others` are further arguments.
 
         It runs in this process, rank by rank. An exception propagates with a note that names the rank.
@@ -141,7 +141,7 @@ class ValueMesh(MeshTrait, Generic[T_co]):
                 raise
         return ValueMesh(self._extent, found)
 
-    def _with(self, operation: Callable[[Any, Any], Any], other: Any, swap: bool = False) -> ValueMesh[Any]:
+    def _with(self, operation: Callable[[Any, Any], Any], other: object, swap: bool = False) -> ValueMesh[object]:
         if isinstance(other, ValueMesh):
             return self.map(operation, cast("ValueMesh[Any]", other))
         if swap:
@@ -151,61 +151,61 @@ class ValueMesh(MeshTrait, Generic[T_co]):
     #: Makes NumPy defer operations between an array and a ValueMesh to this class.
     __array_ufunc__ = None
 
-    def __add__(self, other: Any) -> ValueMesh[Any]:
+    def __add__(self, other: object) -> ValueMesh[object]:
         return self._with(operator.add, other)
 
-    def __radd__(self, other: Any) -> ValueMesh[Any]:
+    def __radd__(self, other: object) -> ValueMesh[object]:
         return self._with(operator.add, other, swap=True)
 
-    def __sub__(self, other: Any) -> ValueMesh[Any]:
+    def __sub__(self, other: object) -> ValueMesh[object]:
         return self._with(operator.sub, other)
 
-    def __rsub__(self, other: Any) -> ValueMesh[Any]:
+    def __rsub__(self, other: object) -> ValueMesh[object]:
         return self._with(operator.sub, other, swap=True)
 
-    def __mul__(self, other: Any) -> ValueMesh[Any]:
+    def __mul__(self, other: object) -> ValueMesh[object]:
         return self._with(operator.mul, other)
 
-    def __rmul__(self, other: Any) -> ValueMesh[Any]:
+    def __rmul__(self, other: object) -> ValueMesh[object]:
         return self._with(operator.mul, other, swap=True)
 
-    def __truediv__(self, other: Any) -> ValueMesh[Any]:
+    def __truediv__(self, other: object) -> ValueMesh[object]:
         return self._with(operator.truediv, other)
 
-    def __rtruediv__(self, other: Any) -> ValueMesh[Any]:
+    def __rtruediv__(self, other: object) -> ValueMesh[object]:
         return self._with(operator.truediv, other, swap=True)
 
-    def __floordiv__(self, other: Any) -> ValueMesh[Any]:
+    def __floordiv__(self, other: object) -> ValueMesh[object]:
         return self._with(operator.floordiv, other)
 
-    def __rfloordiv__(self, other: Any) -> ValueMesh[Any]:
+    def __rfloordiv__(self, other: object) -> ValueMesh[object]:
         return self._with(operator.floordiv, other, swap=True)
 
-    def __mod__(self, other: Any) -> ValueMesh[Any]:
+    def __mod__(self, other: object) -> ValueMesh[object]:
         return self._with(operator.mod, other)
 
-    def __rmod__(self, other: Any) -> ValueMesh[Any]:
+    def __rmod__(self, other: object) -> ValueMesh[object]:
         return self._with(operator.mod, other, swap=True)
 
-    def __pow__(self, other: Any) -> ValueMesh[Any]:
+    def __pow__(self, other: object) -> ValueMesh[object]:
         return self._with(operator.pow, other)
 
-    def __rpow__(self, other: Any) -> ValueMesh[Any]:
+    def __rpow__(self, other: object) -> ValueMesh[object]:
         return self._with(operator.pow, other, swap=True)
 
-    def __matmul__(self, other: Any) -> ValueMesh[Any]:
+    def __matmul__(self, other: object) -> ValueMesh[object]:
         return self._with(operator.matmul, other)
 
-    def __rmatmul__(self, other: Any) -> ValueMesh[Any]:
+    def __rmatmul__(self, other: object) -> ValueMesh[object]:
         return self._with(operator.matmul, other, swap=True)
 
-    def __neg__(self) -> ValueMesh[Any]:
+    def __neg__(self) -> ValueMesh[object]:
         return self.map(operator.neg)
 
-    def __pos__(self) -> ValueMesh[Any]:
+    def __pos__(self) -> ValueMesh[object]:
         return self.map(operator.pos)
 
-    def __abs__(self) -> ValueMesh[Any]:
+    def __abs__(self) -> ValueMesh[object]:
         return self.map(operator.abs)
 
     def __repr__(self) -> str:
@@ -224,7 +224,7 @@ class ValueMesh(MeshTrait, Generic[T_co]):
             lines.append(f"  … and {len(rows) - len(shown)} more different values")
         return "\n".join([head + ":", *lines])
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return ValueMesh, (self._extent, self._values)
 
 

@@ -37,7 +37,7 @@ class LeadingSelector(selectors.BaseSelector):
     def _note(self, _events: int) -> None:
         self.ready = True
 
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+    def register(self, fileobj: Any, events: int, data: object = None) -> selectors.SelectorKey:
         key = self._own.register(fileobj, events, data)
         self._registered += 1
         return key
@@ -47,7 +47,7 @@ class LeadingSelector(selectors.BaseSelector):
         self._registered -= 1
         return key
 
-    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+    def modify(self, fileobj: Any, events: int, data: object = None) -> selectors.SelectorKey:
         return self._own.modify(fileobj, events, data)
 
     def get_map(self) -> Mapping[Any, selectors.SelectorKey]:

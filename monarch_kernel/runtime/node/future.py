@@ -218,7 +218,7 @@ class CoroutineFuture(Future[R_co]):
     def __init__(self, source: Future[R_co]) -> None:
         super().__init__(source._poller, source.what)
         self._source = source
-        self._steps: Generator[Any, None, R_co] | None = None
+        self._steps: Generator[object, None, R_co] | None = None
         source.add_done_callback(lambda _s: self._finish())
 
     def _result(self) -> R_co:
@@ -233,7 +233,7 @@ class CoroutineFuture(Future[R_co]):
         """Implement the coroutine protocol."""
         return self._stepping().send(value)
 
-    def throw(self, *error: Any) -> Any:
+    def throw(self, *error: Any) -> object:
         """Implement the coroutine protocol."""
         return self._stepping().throw(*error)
 
@@ -254,9 +254,9 @@ def true(_value: object) -> bool:
     return True
 
 
-def resolved(poller: Poller, what: str = "", value: Any = None) -> Future[Any]:
+def resolved(poller: Poller, what: str = "", value: object = None) -> Future[Any]:
     """Return a future that is already done, by default with None."""
-    future: Future[Any] = Future(poller, what)
+    future: Future[object] = Future(poller, what)
     future._resolve(value)
     return future
 

@@ -39,7 +39,7 @@ class Recorder:
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
-        self._ring: deque[tuple[Any, ...]] = deque(maxlen=capacity)
+        self._ring: deque[tuple[object, ...]] = deque(maxlen=capacity)
         self._taken = 0
         self._reads = 0  # numbers that were taken only to count the records
         self._lock = threading.Lock()
@@ -69,7 +69,7 @@ class Recorder:
     def take(self) -> RecordedTrace:
         """Remove and return all finished records, with copies of the unfinished ones."""
         with self._lock:
-            records: list[Any] = []
+            records: list[object] = []
             for _ in range(len(self._ring)):
                 records.append(self._ring.popleft())
             running = list(self.open.copy().values())

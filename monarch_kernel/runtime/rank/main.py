@@ -392,7 +392,7 @@ class Rank:
             os._exit(1)
 
 
-async def _awaited(result: Any) -> Any:
+async def _awaited(result: Any) -> object:
     return await result
 
 
@@ -460,7 +460,7 @@ def _log_as_monarch() -> None:
     logging.lastResort = shown  # used while the program has set no handler
     make = logging.getLogRecordFactory()
 
-    def with_actor(*args: Any, **kwargs: Any) -> logging.LogRecord:
+    def with_actor(*args: object, **kwargs: object) -> logging.LogRecord:
         record = make(*args, **kwargs)
         name = _logging_actor()
         if name:
@@ -491,7 +491,7 @@ def _explain_signals() -> None:
     set_handler = signal.signal
 
     @functools.wraps(set_handler)
-    def explained(signalnum: Any, handler: Any) -> Any:
+    def explained(signalnum: Any, handler: Any) -> object:
         if threading.current_thread() is threading.main_thread():
             return set_handler(signalnum, handler)
         raise ValueError(
@@ -503,7 +503,7 @@ def _explain_signals() -> None:
     signal.signal = explained
 
 
-def _breakpoint(*args: Any, **kwargs: Any) -> Any:
+def _breakpoint(*args: object, **kwargs: object) -> object:
     """Implement `breakpoint()`: stop here for the controller's debugger. PYTHONBREAKPOINT works as usual."""
     if "PYTHONBREAKPOINT" in os.environ:
         return sys.__breakpointhook__(*args, **kwargs)
@@ -576,12 +576,12 @@ def _count_child() -> None:
 
 def _seed_child() -> None:
     """Reseed a process that the rank, or one of its children, has forked."""
-    numpy_random: Any = sys.modules.get("numpy.random")
+    numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         state = numpy_random.get_state()
         if isinstance(state, tuple):  # other kinds of generators have another state
             numpy_random.seed([*state[1][:8], state[2], _Seeds.children])
-    torch: Any = sys.modules.get("torch")
+    torch = sys.modules.get("torch")
     # torch.seed() would also seed CUDA, which fails in a child of a process that has used CUDA.
     if torch is not None and _Seeds.torch is not None and torch.initial_seed() == _Seeds.torch:
         torch.default_generator.seed()

@@ -91,15 +91,15 @@ def end_cell(cell: str) -> None:
 
 
 def emit_display(
-    data: dict[str, Any],
-    metadata: dict[str, Any] | None = None,
+    data: dict[str, object],
+    metadata: dict[str, object] | None = None,
     *,
     display_id: str | None = None,
     update: bool = False,
     result: bool = False,
 ) -> None:
     """Show a MIME bundle in the current cell; ``result``: as the cell's value."""
-    message: dict[str, Any] = {"data": data, "metadata": metadata or {}}
+    message: dict[str, object] = {"data": data, "metadata": metadata or {}}
     if display_id is not None:
         message["display_id"] = display_id
         message["update"] = update
@@ -116,12 +116,12 @@ def clear_output(wait: bool = False) -> None:
     _emit("clear", {"wait": wait})
 
 
-def emit_comm(message: dict[str, Any]) -> None:
+def emit_comm(message: dict[str, object]) -> None:
     """Send a message of a widget to the front end; see ``protocol.output_records.OutputEvent``."""
     _emit("comm", message)
 
 
-def _emit(kind: output_records.Kind, message: dict[str, Any]) -> None:
+def _emit(kind: output_records.Kind, message: dict[str, object]) -> None:
     _pending().flush()
     number = output_records.unique_number(next(_counter))
     _put("stdout", output_records.encode_message(kind, current_cell(), number, message))
@@ -443,7 +443,7 @@ class RankStream(io.TextIOBase):
         """Send the buffered text, but stay open: other threads of the rank write here."""
         self.flush()
 
-    def reconfigure(self, **_options: Any) -> None:
+    def reconfigure(self, **_options: object) -> None:
         """Do nothing: the stream is always UTF-8 and line-buffered."""
 
     def __repr__(self) -> str:

@@ -87,7 +87,7 @@ class _Pickler(pickle.Pickler):
         super().__init__(stream, protocol=5)
         self._tensors = tensors
 
-    def persistent_id(self, obj: Any) -> int | None:
+    def persistent_id(self, obj: object) -> int | None:
         import torch
 
         if not isinstance(obj, torch.Tensor) or obj.numel() * obj.element_size() < SMALL or obj.is_sparse:
@@ -101,7 +101,7 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(stream)
         self._tensors = tensors
 
-    def persistent_load(self, pid: int) -> Any:
+    def persistent_load(self, pid: int) -> object:
         return self._tensors[pid]
 
 

@@ -51,7 +51,7 @@ class Group:
     seconds: dict[str, float]
     _agents: str = field(repr=False)
 
-    def join(self, timeout: float = TIMEOUT, **options: Any) -> None:
+    def join(self, timeout: float = TIMEOUT, **options: object) -> None:
         """Leave this rank's current group and join this one. Returns when all ranks have joined.
 
         Call it in an endpoint, so that it begins after the failed step has ended on this rank.
@@ -195,10 +195,10 @@ class ProcessGroups:
         return [rank for rank, answer in enumerate(answers) if answer is False]
 
 
-def _answers(calls: list[Future[Any]], limit: float) -> list[Any]:
+def _answers(calls: list[Future[object]], limit: float) -> list[Any]:
     """Return the answer of each rank: False if it does not arrive in time (seconds), None if the rank is dead."""
     deadline = time.monotonic() + limit
-    answers: list[Any] = []
+    answers: list[object] = []
     for call in calls:
         try:
             answers.append(call.get(max(0.0, deadline - time.monotonic())))
@@ -253,8 +253,8 @@ def _meet(procs: ProcMesh, agents: ActorMesh[GroupAgent], *, serve: bool) -> Mee
     return first.reserve.call_one(len(procs), local_size, local, serve).get()
 
 
-def _in_thread(procs: ProcMesh, what: str, work: Callable[[], Any]) -> Future[Any]:
-    future: Future[Any] = Future(procs._system.node.poller, what)
+def _in_thread(procs: ProcMesh, what: str, work: Callable[[], object]) -> Future[Any]:
+    future: Future[object] = Future(procs._system.node.poller, what)
 
     def run() -> None:
         try:

@@ -135,7 +135,7 @@ class _Member:
         self.opened: Opened | None = None  # its connections
         self.given_up: dict[str, int] = {}  # the last group of each series that can no longer be joined
         # On rank 0, the stores of the next group, and of the previous group, for ranks that are still joining it.
-        self.stores: deque[Any] = deque(maxlen=2)
+        self.stores: deque[object] = deque(maxlen=2)
 
 
 _member = _Member()

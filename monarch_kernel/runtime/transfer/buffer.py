@@ -33,7 +33,7 @@ class RDMABuffer:
 
     __slots__ = ("_handle",)
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: object) -> None:
         memory = memory_of(data)
         if not memory.nbytes:
             raise ValueError("an empty buffer cannot be registered: it has no bytes to read or write")
@@ -57,7 +57,7 @@ class RDMABuffer:
             return "none"
 
     def read_into(
-        self, dst: Any, *, offset: int = 0, size: int | None = None, timeout: float | None = 60
+        self, dst: object, *, offset: int = 0, size: int | None = None, timeout: float | None = 60
     ) -> Future[None]:
         """Copy bytes of the buffer into local memory.
 
@@ -72,7 +72,7 @@ class RDMABuffer:
         """
         return transfer_service().transfer([reading(self._handle, dst, offset, size)], timeout)
 
-    def write_from(self, src: Any, *, offset: int = 0, timeout: float | None = 60) -> Future[None]:
+    def write_from(self, src: object, *, offset: int = 0, timeout: float | None = 60) -> Future[None]:
         """Copy all of local memory into the buffer.
 
         Args:
@@ -126,7 +126,7 @@ def _arrived(data: bytes) -> RDMABuffer:
     return buffer
 
 
-def reading(handle: Handle, dst: Any, offset: int, size: int | None) -> Op:
+def reading(handle: Handle, dst: object, offset: int, size: int | None) -> Op:
     """Check the arguments of a read, and return its operation."""
     memory = memory_of(dst)
     if size is None:
@@ -143,7 +143,7 @@ def reading(handle: Handle, dst: Any, offset: int, size: int | None) -> Op:
     return Op(False, handle, offset, memory, size)
 
 
-def writing(handle: Handle, src: Any, offset: int) -> Op:
+def writing(handle: Handle, src: object, offset: int) -> Op:
     """Check the arguments of a write, and return its operation."""
     memory = memory_of(src)
     _check_range(handle, offset, memory.nbytes)
@@ -285,13 +285,13 @@ class RDMAAction:
         self._uses: list[_Use] = []
         self._count = 0
 
-    def read_remote(self, dst: Any, src: RDMABuffer, *, offset: int = 0, size: int | None = None) -> RDMAAction:
+    def read_remote(self, dst: object, src: RDMABuffer, *, offset: int = 0, size: int | None = None) -> RDMAAction:
         """Read a buffer into local memory. The arguments are those of ``RDMABuffer.read_into``."""
         op = reading(_handle(src, "read_remote(dst, src)"), dst, offset, size)
         self._add(op, "read_remote")
         return self
 
-    def write_remote(self, dst: RDMABuffer, src: Any, *, offset: int = 0) -> RDMAAction:
+    def write_remote(self, dst: RDMABuffer, src: object, *, offset: int = 0) -> RDMAAction:
         """Write local memory into a buffer. The arguments are those of ``RDMABuffer.write_from``."""
         op = writing(_handle(dst, "write_remote(dst, src)"), src, offset)
         self._add(op, "write_remote")

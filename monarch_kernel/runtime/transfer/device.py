@@ -79,7 +79,7 @@ def staging(size: int) -> Any:
     """
     if size > SCRATCH:
         return scratch(size)
-    have: Any = getattr(_local, "staging", None)
+    have = getattr(_local, "staging", None)
     if have is None:
         import torch
 
@@ -126,13 +126,13 @@ def _by_torch(targets: list[Any], sources: list[Any], *used: Memory) -> None:
             torch.cuda.current_stream(memory.device).synchronize()
 
 
-def _views(memory: Memory, at: int, size: int) -> list[Any]:
+def _views(memory: Memory, at: int, size: int) -> list[object]:
     """Return part of a tensor as byte tensors that share its memory."""
     import torch
 
     storage = memory.keep.untyped_storage()
     whole = torch.empty(0, dtype=torch.uint8, device=memory.device).set_(storage)
-    views: list[Any] = []
+    views: list[object] = []
     for part in parts(memory.layout, at, at + size):
         shape, strides = [n for n, _ in part.dims], [s for _, s in part.dims]
         offset = part.address - storage.data_ptr()

@@ -155,7 +155,7 @@ class _DeathNotice(Future[Death]):
         if proc.id in node.deaths:
             self._resolve(node.deaths[proc.id])
 
-    def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+    def on_reply(self, rank: int, status: int, body: object, buffers: tuple[int, ...]) -> None:
         """Never called: no request was sent."""
 
     def on_peer_dead(self, proc: str, death: Death) -> None:

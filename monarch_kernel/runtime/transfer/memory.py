@@ -141,7 +141,7 @@ class Memory:
         return self.layout.nbytes
 
 
-def memory_of(obj: Any) -> Memory:
+def memory_of(obj: object) -> Memory:
     """Return the memory of a tensor, array or buffer.
 
     Raises:
@@ -357,7 +357,7 @@ def scratch(size: int) -> Any:
     """Return contiguous memory (a ctypes array) of this thread. Its contents are valid until the next call."""
     if size > SCRATCH:
         return (ctypes.c_char * size)()
-    have: Any = getattr(_local, "scratch", None)
+    have = getattr(_local, "scratch", None)
     if have is None:
         have = _local.scratch = (ctypes.c_char * SCRATCH)()
     return have

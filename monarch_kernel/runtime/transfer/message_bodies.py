@@ -245,7 +245,7 @@ class MessageBodies:
         """
         handle = decode_handle(ref.handle)
         if ref.owner not in self._reached:
-            first: Any = (ctypes.c_char * 1)()
+            first = (ctypes.c_char * 1)()
             probe = Op(False, handle, 0, Memory(Layout(ctypes.addressof(first), (), 1), first), 1)
             self._engine.execute(probe, time.monotonic() + CONNECT, warn=False)
             self._reached.add(ref.owner)

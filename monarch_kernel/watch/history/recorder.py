@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
@@ -154,7 +153,7 @@ class History:
 
     def _host(self, at: int, host: HostView) -> None:
         if host.memory_total:
-            row: tuple[Any, ...] = (at, host.name, float(host.cpu), host.memory_used, host.memory_total)
+            row: tuple[object, ...] = (at, host.name, float(host.cpu), host.memory_used, host.memory_total)
             self._rows.append("host_samples", *row)
 
     def _rank(self, at: int, key: str, rank: int, view: RankView, fields: frozenset[str] | None) -> None:

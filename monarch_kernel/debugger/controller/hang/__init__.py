@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_kernel.debugger import on_verdict
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.hang.verdict import Verdict
 
 
-def hang(mesh: ProcMesh | ActorMesh[Any], *, ranks: Iterable[int] | None = None, timeout: float = 5.0) -> Verdict:
+def hang(mesh: ProcMesh | ActorMesh[object], *, ranks: Iterable[int] | None = None, timeout: float = 5.0) -> Verdict:
     """Find out why these ranks make no progress, and which rank is to blame, if that can be determined.
 
     Samples the stacks of all ranks, and PyTorch's record of their collectives, twice, half a second apart. This takes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from monarch_kernel.actor import ActorMesh, ProcMesh
 from monarch_kernel.debugger.controller.hang import phrases
@@ -29,7 +28,7 @@ PROMPT = 1.0
 DEPTH, ALL = 128, 2000
 
 
-def sample_and_judge(mesh: ProcMesh | ActorMesh[Any], ranks: Iterable[int] | None, timeout: float) -> Verdict:
+def sample_and_judge(mesh: ProcMesh | ActorMesh[object], ranks: Iterable[int] | None, timeout: float) -> Verdict:
     """See `hang`."""
     deadline = time.monotonic() + timeout
     whole = whole_of(mesh)
@@ -47,7 +46,7 @@ def sample_and_judge(mesh: ProcMesh | ActorMesh[Any], ranks: Iterable[int] | Non
 
 
 def _sample(
-    mesh: ProcMesh | ActorMesh[Any], ranks: Sequence[int] | None, depth: int, deadline: float
+    mesh: ProcMesh | ActorMesh[object], ranks: Sequence[int] | None, depth: int, deadline: float
 ) -> dict[int, Evidence]:
     """Collect what each of these ranks reports, or what others report about it."""
     whole = whole_of(mesh)
@@ -83,14 +82,14 @@ def _as_it_stands(whole: Whole, evidence: Evidence) -> Evidence:
     return replace(evidence, state=PAUSED, place=SourceLocation(frame.file, frame.line, frame.name))
 
 
-def _signal_of(mesh: ProcMesh | ActorMesh[Any], rank: int) -> int:
+def _signal_of(mesh: ProcMesh | ActorMesh[object], rank: int) -> int:
     """Return the signal that ended a rank; 0 if it is unknown, or there was none."""
     whole = whole_of(mesh)
     death = deaths_of(whole.procs).get(whole.ranks[rank])
     return 0 if death is None else death.signal
 
 
-def _from_outside(mesh: ProcMesh | ActorMesh[Any], ranks: Sequence[int]) -> dict[int, Evidence]:
+def _from_outside(mesh: ProcMesh | ActorMesh[object], ranks: Sequence[int]) -> dict[int, Evidence]:
     """Return evidence about ranks that did not answer, as read by their host agents."""
     if not ranks:
         return {}

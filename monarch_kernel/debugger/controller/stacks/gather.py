@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from monarch_kernel.actor import ActorMesh, ProcMesh
 from monarch_kernel.debugger.commands.stop_text import location_text
@@ -73,7 +72,7 @@ NATIVE_TIMEOUT = 10.0
 
 
 def stacks(
-    mesh: ProcMesh | ActorMesh[Any],
+    mesh: ProcMesh | ActorMesh[object],
     ranks: Iterable[int] | None = None,
     native: bool = False,
     all_threads: bool = False,

@@ -462,10 +462,10 @@ class Stacks(AsReport):
         }
 
 
-def _branch(branch: StackBranch) -> dict[str, Any]:
+def _branch(branch: StackBranch) -> dict[str, object]:
     """Convert a branch and everything below it. Not recursive, as stacks may be deep."""
-    whole: dict[str, Any] = {}
-    todo: list[tuple[StackBranch, dict[str, Any]]] = [(branch, whole)]
+    whole: dict[str, object] = {}
+    todo: list[tuple[StackBranch, dict[str, object]]] = [(branch, whole)]
     while todo:
         at, told = todo.pop()
         told["ranks"] = list(at.ranks)
@@ -485,7 +485,7 @@ def _node(node: FrameNode) -> dict[str, Any]:
     }
 
 
-def _stack(stack: Stack) -> dict[str, Any]:
+def _stack(stack: Stack) -> dict[str, object]:
     return {
         "kind": stack.kind,
         "name": stack.name,
@@ -495,7 +495,7 @@ def _stack(stack: Stack) -> dict[str, Any]:
     }
 
 
-def _frame(frame: StackFrame) -> dict[str, Any]:
+def _frame(frame: StackFrame) -> dict[str, object]:
     place = frame.place
     return {
         "file": place.file,

@@ -229,7 +229,7 @@ def _judge(armed: ArmedBreakpoint, frame: FrameType, ask: Ask) -> Decision | Non
         return None
     if not spec.first and not spec.differs:
         return Decision(spec, "")
-    value: Any = None
+    value: object = None
     if spec.differs:
         try:
             value = value_of(frame, spec.differs)

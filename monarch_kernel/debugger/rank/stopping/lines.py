@@ -8,7 +8,6 @@ import linecache
 import opcode
 from collections.abc import Callable, Iterator
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, FunctionType, GeneratorType
-from typing import Any
 
 from monarch_kernel.thread_frames import current_frames
 
@@ -124,6 +123,6 @@ def _roots() -> Iterator[CodeType]:
     for _, frame in running_frames():
         yield frame.f_code
     # There may be millions of objects, so one comprehension filters them.
-    things: list[Any] = [thing for thing in gc.get_objects() if type(thing) in _CODE_OF]
+    things: list[object] = [thing for thing in gc.get_objects() if type(thing) in _CODE_OF]
     for thing in things:
         yield getattr(thing, _CODE_OF[type(thing)])

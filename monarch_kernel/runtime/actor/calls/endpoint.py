@@ -52,7 +52,7 @@ class Endpoint(Generic[R]):
         "_target",
     )
 
-    def __init__(self, mesh: ActorMesh[Any], name: str, spec: EndpointSpec | None, propagate: Any = None) -> None:
+    def __init__(self, mesh: ActorMesh[Any], name: str, spec: EndpointSpec | None, propagate: object = None) -> None:
         self._mesh = mesh
         self._name = name
         self._spec = spec
@@ -73,7 +73,7 @@ class Endpoint(Generic[R]):
             self._generation = generation
         return self._target
 
-    def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any], rank: int | None = None) -> Prepared:
+    def _body(self, args: tuple[object, ...], kwargs: dict[str, object], rank: int | None = None) -> Prepared:
         """Return the body of the message, its ports, and the handling of mesh tensors in it.
 
         Args:
@@ -98,7 +98,7 @@ class Endpoint(Generic[R]):
 
     # -- verbs ------------------------------------------------------------------------------------
 
-    def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[R]]:
+    def call(self, *args: object, **kwargs: object) -> Future[ValueMesh[R]]:
         """Call all ranks. The future resolves to a ``ValueMesh`` with one result per rank.
 
         Raises (from ``get``/``await``):
@@ -113,7 +113,7 @@ class Endpoint(Generic[R]):
             tensors.sent()
         return call
 
-    def call_one(self, *args: Any, **kwargs: Any) -> Future[R]:
+    def call_one(self, *args: object, **kwargs: object) -> Future[R]:
         """Call the only actor of this mesh.
 
         Raises:
@@ -126,13 +126,13 @@ class Endpoint(Generic[R]):
             )
         return self._single(0, target, *self._body(args, kwargs))
 
-    def choose(self, *args: Any, **kwargs: Any) -> Future[R]:
+    def choose(self, *args: object, **kwargs: object) -> Future[R]:
         """Call one rank, chosen at random for each call."""
         target = self._current()
         rank = _any_of(target)
         return self._single(rank, target, *self._body(args, kwargs, rank))
 
-    def stream(self, *args: Any, **kwargs: Any) -> StreamCall:
+    def stream(self, *args: object, **kwargs: object) -> StreamCall:
         """Call all ranks. Iterating yields one future per rank, in order of completion."""
         target = self._current()
         body, buffers, ports, tensors = self._body(args, kwargs)
@@ -142,7 +142,7 @@ class Endpoint(Generic[R]):
             tensors.sent()
         return call
 
-    def broadcast(self, *args: Any, **kwargs: Any) -> None:
+    def broadcast(self, *args: object, **kwargs: object) -> None:
         """Send to all ranks without waiting for answers.
 
         An exception in the endpoint ends the actor, because it would go unnoticed otherwise.
@@ -154,7 +154,7 @@ class Endpoint(Generic[R]):
         if lost:
             tell_undeliverable(self._label, tuple(lost), next(iter(lost.values())).cause)
 
-    def rref(self, *args: Any, **kwargs: Any) -> Any:
+    def rref(self, *args: object, **kwargs: object) -> Any:
         """Call all ranks without waiting; the results stay on the ranks, as tensors of the active mesh.
 
         The endpoint's ``propagate`` determines the shapes. It is a function of the arguments (without ``self``) that
@@ -204,7 +204,7 @@ class Endpoint(Generic[R]):
         target: Target,
         body: Body,
         buffers: Buffers,
-        ports: Sequence[Port[Any]],
+        ports: Sequence[Port[object]],
         tensors: TensorCall | None,
         held: OneCall | None = None,
     ) -> Future[Any]:
@@ -255,7 +255,7 @@ class Endpoint(Generic[R]):
         rank: int,
         body: Body,
         buffers: Buffers,
-        ports: Sequence[Port[Any]],
+        ports: Sequence[Port[object]],
         tensors: TensorCall | None,
     ) -> None:
         self._single(rank, self._current(), body, buffers, ports, tensors, call)
@@ -264,7 +264,7 @@ class Endpoint(Generic[R]):
         self,
         body: Body,
         buffers: Buffers,
-        ports: Sequence[Port[Any]],
+        ports: Sequence[Port[object]],
         number: int,
         sink: Any,
         reply_to: Any = None,
@@ -289,7 +289,7 @@ class Endpoint(Generic[R]):
         self,
         body: Body,
         buffers: Buffers,
-        ports: Sequence[Port[Any]],
+        ports: Sequence[Port[object]],
         number: int,
         sink: ManyCall | StreamCall | None,
         reply_to: ProcRef | None,
@@ -343,7 +343,7 @@ class Endpoint(Generic[R]):
             recorded.sent()
         return lost
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         raise TypeError(
             f"{self._label} is an endpoint of another process: use {self._label}.call(...), .call_one(...), "
             ".choose(...), .stream(...), .broadcast(...) or .rref(...)"
@@ -365,7 +365,7 @@ class PlainMethod:
         self._mesh = mesh
         self._name = name
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         raise RuntimeError(
             f"{self._mesh._name}.{self._name} is not annotated as an endpoint: "
             f"mark it with @endpoint, or use as_endpoint(mesh.{self._name})"
@@ -374,7 +374,7 @@ class PlainMethod:
     call = call_one = choose = stream = broadcast = rref = __call__
 
 
-def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Endpoint[Any]:
+def as_endpoint(method: object, *, propagate: object = None, explicit_response_port: bool = False) -> Endpoint[Any]:
     """Convert a method that is not marked as an endpoint: ``as_endpoint(mesh.method).call(...)``.
 
     Raises:
@@ -390,9 +390,9 @@ def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: b
 class _Function(Protocol):
     """The part of a remote function that ``send`` uses."""
 
-    def stream(self, *args: Any, **kwargs: Any) -> Iterable[_Value]: ...
-    def choose(self, *args: Any, **kwargs: Any) -> _Value: ...
-    def broadcast(self, *args: Any, **kwargs: Any) -> None: ...
+    def stream(self, *args: object, **kwargs: object) -> Iterable[_Value]: ...
+    def choose(self, *args: object, **kwargs: object) -> _Value: ...
+    def broadcast(self, *args: object, **kwargs: object) -> None: ...
 
 
 class _Value(Protocol):
@@ -440,10 +440,10 @@ def send(
         tensors.sent()
 
 
-def _pass_on(given: Sequence[_Value], port: Port[Any]) -> None:
+def _pass_on(given: Sequence[_Value], port: Port[object]) -> None:
     """Send the results of a remote function to a port, as if its ranks had sent them."""
     for rank, value in enumerate(given):
-        of_rank: Port[Any] = Port(port._ref, port._number, rank)
+        of_rank: Port[object] = Port(port._ref, port._number, rank)
         try:
             result = value.get()
         except Exception as e:
@@ -466,7 +466,7 @@ class Accumulator(Generic[A, R]):
         self._identity = identity
         self._combine = combine
 
-    def accumulate(self, *args: Any, **kwargs: Any) -> Future[A]:
+    def accumulate(self, *args: object, **kwargs: object) -> Future[A]:
         """Call all ranks. The future resolves to the folded value, or raises the first error."""
         elements = list(self._endpoint.stream(*args, **kwargs))
         poller = self._endpoint._node.poller

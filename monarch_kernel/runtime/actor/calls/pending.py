@@ -87,7 +87,7 @@ class OneCall(Future[Any]):
     def _waiting(self) -> str:
         return unresponsive_text(self._node, self._target, [self._rank])
 
-    def _result(self) -> Any:
+    def _result(self) -> object:
         __tracebackhide__ = True
         if not self._decoded:
             try:
@@ -243,7 +243,7 @@ class ManyCall(Future[Any]):
         """Return the ranks of the slice that have not answered yet."""
         return [rank for rank, status in enumerate(self._statuses) if status < 0]
 
-    def _result(self) -> Any:
+    def _result(self) -> object:
         __tracebackhide__ = True
         if not self._decoded:
             try:
@@ -259,7 +259,7 @@ class ManyCall(Future[Any]):
         if not any(self._statuses):
             self._value = ValueMesh(target.extent, _load_all(self._bodies, self._buffers))
             return
-        values: dict[int, Any] = {}
+        values: dict[int, object] = {}
         failures: list[RankFailure] = []
         unanswered: list[int] = []
         dead = False
@@ -292,11 +292,11 @@ class ManyCall(Future[Any]):
             )
 
 
-def _load_all(bodies: Sequence[ReplyBody], buffers: Sequence[Buffers]) -> list[Any]:
+def _load_all(bodies: Sequence[ReplyBody], buffers: Sequence[Buffers]) -> list[object]:
     """Return the values of many ranks. Successive replies are often equal; those are unpickled only once."""
-    values: list[Any] = []
+    values: list[object] = []
     last: ReplyBody | None = None
-    value: Any = None
+    value: object = None
     for body, lengths in zip(bodies, buffers, strict=True):
         if last is None or body != last:
             value = loads(body, lengths)
@@ -314,7 +314,7 @@ class StreamCall(Iterator[Future[Any]]):
         self._target = target
         self._ranks = [_StreamElement(node, what, target, rank) for rank in range(len(target.procs))]
         self._handed_out = 0
-        self._slots: list[Future[Any]] = [_Slot(node.poller, what) for _ in self._ranks]
+        self._slots: list[Future[object]] = [_Slot(node.poller, what) for _ in self._ranks]
         self._completed = 0
         self._has_failed = False
         self.asked: CallKey | None = None
@@ -396,7 +396,7 @@ class _Slot(Future[Any]):
 
     __slots__ = ()
 
-    def _result(self) -> Any:
+    def _result(self) -> object:
         return super()._result()._result()
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.wire_types import Body, MessageLink, RankedMessage
 
 
-def acknowledge(link: MessageLink, call: int, rank: int, value: Any = None) -> None:
+def acknowledge(link: MessageLink, call: int, rank: int, value: object = None) -> None:
     """Answer a completed request to the runtime with this small value."""
     link.send(encode_header(Reply(call, rank, OK)), dumps(value)[0])
 

@@ -119,7 +119,7 @@ def shut_down_all() -> None:
     _endings += 1
     for each in groups:
         each.shut_down()
-    c10d: Any = sys.modules.get(C10D)
+    c10d = sys.modules.get(C10D)
     if c10d is None:
         return
     for group, (backend, _) in list(c10d._world.pg_map.items()):
@@ -206,7 +206,7 @@ def are_broken() -> bool:
 
 def in_process_group() -> bool:
     """Return whether this process is in a process group."""
-    distributed: Any = sys.modules.get("torch.distributed")
+    distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
 
 
@@ -245,7 +245,7 @@ def _connections(inodes: frozenset[int]) -> Iterator[socket.socket]:
 
 #: How the ranks of a group find each other if the program specifies no other way. It takes torch's ``rendezvous`` and
 #: its arguments, and yields the same as ``rendezvous``. The package that runs programs on ranks sets it.
-find_others: Callable[..., Iterator[Any]] | None = None
+find_others: Callable[..., Iterator[object]] | None = None
 
 
 def install() -> None:
@@ -253,7 +253,7 @@ def install() -> None:
     after_import(C10D, _watch)
 
 
-_kept: list[Any] | None = None
+_kept: list[object] | None = None
 
 
 @contextmanager
@@ -277,7 +277,7 @@ def _watch(c10d: Any) -> None:
     if make is not None and not hasattr(make, "__wrapped__"):
 
         @functools.wraps(make)
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def watched(*args: object, **kwargs: object) -> Any:
             with opening():
                 made = make(*args, **kwargs)
             if _kept is not None:
@@ -289,7 +289,7 @@ def _watch(c10d: Any) -> None:
     if meet is not None and not hasattr(meet, "__wrapped__"):
 
         @functools.wraps(meet)
-        def watched_meeting(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        def watched_meeting(*args: object, **kwargs: object) -> Iterator[object]:
             others = find_others(meet, *args, **kwargs) if find_others is not None else meet(*args, **kwargs)
             while True:
                 with opening():
@@ -435,7 +435,7 @@ def _release(thread: Callable[[], int], runs: Callable[[], bool], failed: frozen
 
 def _doubts(failed: frozenset[int] | None) -> tuple[bool, bool]:
     """Return whether waiting uses processor time here, and whether some group does not include the failed ranks."""
-    c10d: Any = sys.modules.get(C10D)
+    c10d = sys.modules.get(C10D)
     if c10d is None:
         return False, False
     try:

@@ -38,7 +38,7 @@ def heal_mesh(mesh: Mesh, hosts: HostMesh | HostSource | None = None, timeout: f
     return again
 
 
-def _procs_of(mesh: ProcMesh | ActorMesh[Any]) -> ProcMesh:
+def _procs_of(mesh: ProcMesh | ActorMesh[object]) -> ProcMesh:
     if isinstance(mesh, ProcMesh):
         return mesh
     mine = {ref.id for ref in mesh._target().procs}
@@ -50,7 +50,7 @@ def _procs_of(mesh: ProcMesh | ActorMesh[Any]) -> ProcMesh:
 
 def actor_meshes_on(procs: ProcMesh) -> list[ActorMesh[Any]]:
     """Return the meshes of actors that this process spawned on procs of this mesh, without those of tools."""
-    system: Any = get_system()
+    system = get_system()
     ids = {ref.id for ref in procs._target().procs}
     meshes = [record.mesh for record in list(system.healer.spawned_actors.values())]
     return [

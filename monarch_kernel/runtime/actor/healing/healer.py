@@ -133,7 +133,9 @@ class Healer:
         else:
             record.spares += [host.agent for host in spares._selected()]
 
-    def born(self, mesh: ActorMesh[Any], owner: str, body: Body, buffers: Buffers, ports: Sequence[Port[Any]]) -> None:
+    def born(
+        self, mesh: ActorMesh[object], owner: str, body: Body, buffers: Buffers, ports: Sequence[Port[object]]
+    ) -> None:
         """Record the pickle from which the actors of a mesh are created, and the ports in it."""
         give(ports, mesh._target())
         if all(ref.id != self._system.node.id for ref in mesh._procs):
@@ -371,7 +373,7 @@ class Healer:
                 node.expect(ref)
         procs = tuple(new.get(rank, ref) for rank, ref in enumerate(whole._target().procs))
         target = Target(whole.name, whole._mesh_uid, whole.extent, procs, self._system.reported)
-        calls: list[Future[Any]] = []
+        calls: list[Future[object]] = []
         body, buffers = procs_record.bootstrap
         for (agent, message), (rank, ref) in zip(messages, new.items(), strict=True):
             node.learn(agent)
@@ -513,7 +515,7 @@ class Healer:
             call.on_peer_dead(ref.id, node.deaths[ref.id])
         return call
 
-    def _target_with(self, mesh: ActorMesh[Any], rank: int, ref: ProcRef) -> Target:
+    def _target_with(self, mesh: ActorMesh[object], rank: int, ref: ProcRef) -> Target:
         current = mesh._target()
         procs = (*current.procs[:rank], ref, *current.procs[rank + 1 :])
         return Target(mesh._name, mesh._actor, current.extent, procs, self._system.reported)
@@ -665,9 +667,9 @@ class Healer:
         system.tree.replaced(message.proc, message.ref)
         if system.is_root:
             self._spread(message.proc, message.ref, link.peer)
-        calls: list[Future[Any]] = [self._create(actors_record, rank, message.ref) for actors_record, rank in mine]
+        calls: list[Future[object]] = [self._create(actors_record, rank, message.ref) for actors_record, rank in mine]
 
-        def done(_all: Future[Any]) -> None:
+        def done(_all: Future[object]) -> None:
             if message.call:
                 acknowledge(link, message.call, message.rank)
 

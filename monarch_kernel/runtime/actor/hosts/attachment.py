@@ -66,8 +66,8 @@ END_TIMEOUT = 10.0
 
 def run_worker_loop_forever(
     *,
-    private_key: Any = None,
-    ca: Any = None,
+    private_key: object = None,
+    ca: object = None,
     address: str,
     key_file: StrPath | None = None,
     allow: StrPath | None = None,
@@ -95,8 +95,8 @@ def run_worker_loop_forever(
 
 def run_worker_loop_until_shutdown(
     *,
-    private_key: Any = None,
-    ca: Any = None,
+    private_key: object = None,
+    ca: object = None,
     address: str,
     key_file: StrPath | None = None,
     allow: StrPath | None = None,
@@ -134,8 +134,8 @@ class WorkerFuture(Future[None]):
 
 def start_worker_loop_forever(
     *,
-    private_key: Any = None,
-    ca: Any = None,
+    private_key: object = None,
+    ca: object = None,
     address: str,
     key_file: StrPath | None = None,
     allow: StrPath | None = None,
@@ -236,7 +236,7 @@ class AttachTimeoutError(ConnectionError, RuntimeError):
 
 def attach_to_workers(
     *,
-    ca: Any = None,
+    ca: object = None,
     workers: Sequence[str | Future[str] | WorkerFuture],
     name: str | None = None,
     key_file: StrPath | None = None,
@@ -339,7 +339,7 @@ def dial_all(system: System, urls: list[str], timeout: float, keys: Keys | None 
     began = time.monotonic()
     dials: list[Future[Any]] = []
     for url in urls:
-        answered: Future[Any] = Future(node.poller, f"attach to {url}")
+        answered: Future[object] = Future(node.poller, f"attach to {url}")
         dials.append(answered)
         node.dial(url, answered._resolve, timeout, keys)
     found = gathered(node.poller, dials, "attach_to_workers").get()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -50,7 +49,7 @@ def default_bootstrap_cmd() -> BootstrapCommand:
     return BootstrapCommand(sys.executable, None, [])
 
 
-def launch_of(command: Any) -> Launch:
+def launch_of(command: object) -> Launch:
     """Return a command in the form that host agents receive.
 
     Raises:

@@ -417,7 +417,7 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
                 f"{self!r} is a reference to those hosts, or to some of them (a slice)"
             )
 
-    def _everywhere(self, what: str, reason: str, message: Callable[[int], Any]) -> Future[None]:
+    def _everywhere(self, what: str, reason: str, message: Callable[[int], object]) -> Future[None]:
         """Drop all meshes that this process has started on these hosts, and send each live agent one request."""
         system = self._system
         agents = {host.agent.id: host.agent for host in self._hosts}
@@ -538,7 +538,7 @@ def host_mesh_of_this_host(system: System) -> HostMesh:
 
 
 def proc_mesh(
-    env: Mapping[str, str | None] | None = None, setup: Callable[[], Any] | None = None, **sizes: int
+    env: Mapping[str, str | None] | None = None, setup: Callable[[], object] | None = None, **sizes: int
 ) -> ProcMesh:
     """Start processes on this host: ``proc_mesh(gpus=4, env={...})``. The result is awaitable, like all handles."""
     return this_host().spawn_procs(per_host=sizes, env=env, bootstrap=setup)

@@ -55,7 +55,7 @@ class Placements:
         known = self.by_agent.get(agent.id)
         return None if known is None else self._apply(system, agent, known.without(folder))
 
-    def _apply(self, system: System, agent: ProcRef, whole: Placement) -> Future[Any]:
+    def _apply(self, system: System, agent: ProcRef, whole: Placement) -> Future[object]:
         self._record(agent.id, whole)
         self.changed.notify(agent.id)
         return settled(ask_agent(system.node, agent, f"place ranks on {agent.host}", SetPlacement, whole))

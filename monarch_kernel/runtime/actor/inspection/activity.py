@@ -124,7 +124,7 @@ def endpoints_here() -> list[Running]:
 def _running(instance: ActorInstance) -> list[Running]:
     name, thread, tool = instance.name, instance._thread, instance._spec.tool
     # Concurrent endpoints of an async actor run as tasks beside the task that takes its messages.
-    tasks: dict[Any, str] = dict(getattr(instance, "_tasks", ()))
+    tasks: dict[object, str] = dict(getattr(instance, "_tasks", ()))
     found = [Running(name, endpoint, thread, task, tool) for task, endpoint in tasks.items()]
     endpoint = instance.running
     if endpoint is not None:
@@ -214,7 +214,7 @@ def awaited_here(without: Collection[str] = ()) -> list[Awaited]:
     found: list[Awaited] = []
     getting: Counter[int] | None = None
     for call in list(get_system().node.calls.values()) if started() else []:
-        futures: Sequence[Future[Any]]
+        futures: Sequence[Future[object]]
         if isinstance(call, OneCall):
             asked, ranks, futures = [call._rank], [call._rank], [call]
         elif isinstance(call, ManyCall | StreamCall) and call.asked is not None:

@@ -127,7 +127,7 @@ class KeptHost:
         known = ", ".join(dict.fromkeys(mesh._name for mesh in found)) or "none"
         raise LookupError(f"there are no actors {name!r} on {self.name} (there are: {known})")
 
-    def note(self, key: str, value: Any) -> None:
+    def note(self, key: str, value: object) -> None:
         """Store a value for later controllers. It may contain meshes of this host."""
         self._notes[key] = pickled = dumps_flat(value)
         self._send(f"note:{key}", pickled)
@@ -187,7 +187,7 @@ class KeptHost:
             elif which in self._known:
                 self._send(self._known.pop(which), b"")
 
-    def _procs_part(self, mesh: ProcMesh, procs_record: SpawnedProcs) -> tuple[Any, ...]:
+    def _procs_part(self, mesh: ProcMesh, procs_record: SpawnedProcs) -> tuple[object, ...]:
         successors = self._system.node.successors
         replaced: dict[str, ProcRef] = {}
         for ref in mesh._procs:
@@ -445,7 +445,7 @@ class KeptHost:
         return f"<KeptHost {self.name}: {self.lost or meshes}>"
 
 
-def _actors_part(actors_record: SpawnedActors) -> tuple[Any, ...]:
+def _actors_part(actors_record: SpawnedActors) -> tuple[object, ...]:
     mesh = actors_record.mesh
     pickled = mesh._cls_or_pickle if isinstance(mesh._cls_or_pickle, bytes) else dumps_flat(mesh._cls)
     return (

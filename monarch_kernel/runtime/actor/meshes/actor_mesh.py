@@ -90,7 +90,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T_co]):
         spec = self._spec
         endpoint = spec.endpoints.get(name)
         if endpoint is not None:
-            handle: Any = Endpoint(self, name, endpoint)
+            handle = Endpoint(self, name, endpoint)
             self.__dict__[name] = handle  # further lookups do not call this function
             return handle
         if callable(getattr(spec.cls, name, None)):
@@ -224,13 +224,13 @@ def _rebuild_actor_mesh(
     procs: tuple[ProcRef, ...],
     region: Region,
     spawned: Extent | None = None,
-) -> ActorMesh[Any]:
+) -> ActorMesh[object]:
     return ActorMesh(get_system(), actor, name, mesh_name, cls, procs, region, None, spawned)
 
 
-def settled(call: Future[Any]) -> Future[Any]:
+def settled(call: Future[object]) -> Future[Any]:
     """Return a future that is done when the call ends, with or without an error."""
-    done: Future[Any] = Future(call._poller, call.what)
+    done: Future[object] = Future(call._poller, call.what)
     call.add_done_callback(lambda _c: done._resolve(None))
     return done
 

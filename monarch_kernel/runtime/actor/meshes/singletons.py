@@ -27,14 +27,14 @@ class _Directory(Actor):
     """
 
     def __init__(self) -> None:
-        self._made: dict[str, asyncio.Task[ActorMesh[Any]]] = {}
+        self._made: dict[str, asyncio.Task[ActorMesh[object]]] = {}
         self._holders: dict[str, set[str]] = {}  # by name: procs that have received it
         self._failed: dict[str, MeshFailure] = {}
         self._untold: dict[tuple[str, str], str] = {}  # by name and proc with a reference to it: how it died
 
     @concurrent_endpoint
     async def get(
-        self, name: str, cls: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any], asker: str
+        self, name: str, cls: type[object], args: tuple[object, ...], kwargs: dict[str, object], asker: str
     ) -> ActorMesh[Any]:
         import asyncio
 
@@ -72,7 +72,9 @@ class _Directory(Actor):
             self._untold.update(((name, holder), text) for holder in holders)
         del self._made[name]
 
-    async def _make(self, name: str, cls: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorMesh[Any]:
+    async def _make(
+        self, name: str, cls: type[object], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> ActorMesh[object]:
         return await get_system().this_proc().spawn(name, cls, *args, **kwargs)
 
     async def __supervise__(self, failure: MeshFailure) -> bool:
@@ -84,7 +86,7 @@ class _Directory(Actor):
         return True
 
 
-def get_or_spawn_controller(name: str, cls: type[T], *args: Any, **kwargs: Any) -> Future[ActorMesh[T]]:
+def get_or_spawn_controller(name: str, cls: type[T], *args: object, **kwargs: object) -> Future[ActorMesh[T]]:
     """Return the actor called ``name`` in the controller. The first request from any process of the job creates it.
 
     Raises (from ``get``/``await``):

@@ -25,19 +25,19 @@ class DebuggerMethods:
             return {}
         return {rank: deaths[ref.id].cause for rank, ref in enumerate(self._target().procs) if ref.id in deaths}
 
-    def stacks(self, **options: Any) -> Any:
+    def stacks(self, **options: object) -> Any:
         """Return the Python stacks of all ranks, merged; see ``monarch_kernel.debug.stacks``."""
         return extensions.debugger_functions().stacks(self, **options)
 
-    def diff(self, expression: str, **options: Any) -> Any:
+    def diff(self, expression: str, **options: object) -> Any:
         """Return the distinct values of an expression over the ranks; see ``monarch_kernel.debug.diff``."""
         return extensions.debugger_functions().diff(self, expression, **options)
 
-    def pull(self, expression: str, **options: Any) -> Any:
+    def pull(self, expression: str, **options: object) -> Any:
         """Return the value of an expression on one rank; see ``monarch_kernel.debug.pull``."""
         return extensions.debugger_functions().pull(self, expression, **options)
 
-    def hang(self, **options: Any) -> Any:
+    def hang(self, **options: object) -> Any:
         """Diagnose why these ranks make no progress; see ``monarch_kernel.debug.hang``."""
         return extensions.debugger_functions().hang(self, **options)
 
@@ -69,12 +69,12 @@ class ViewMethods:
 class PlotMethods(ViewMethods):
     """The methods ``show`` and ``plot`` of meshes that have ranks."""
 
-    def plot(self, expression: str, **options: Any) -> Any:
+    def plot(self, expression: str, **options: object) -> Any:
         """Draw an expression of the ranks as it changes while a cell runs; see ``monarch_kernel.widgets.plot``."""
         return view_functions().plot(self, expression, **options)
 
 
-def view_method(mesh: Any, name: str) -> Any:
+def view_method(mesh: object, name: str) -> object:
     """Return `show` or `plot` of an actor mesh, unless an endpoint has this name; None for another name."""
     return partial(getattr(view_functions(), name), mesh) if name in ("show", "plot") else None
 
@@ -85,7 +85,7 @@ def view_method(mesh: Any, name: str) -> Any:
 class WorkspaceMethods:
     """The method `sync_workspace` of a mesh of hosts or procs; on a slice, it applies to the hosts of the slice."""
 
-    async def sync_workspace(self, workspace: Any, conda: bool = False, auto_reload: bool = False) -> Any:
+    async def sync_workspace(self, workspace: object, conda: bool = False, auto_reload: bool = False) -> Any:
         """Sync folders of this machine, and optionally an environment, to all hosts of this mesh.
 
         Ranks that are spawned afterwards run in the synced tree. ``docs/sync.md`` describes the guarantees.
@@ -117,7 +117,7 @@ class RankCoordinates(Mapping[str, Any]):
 
     def __init__(self, procs: TensorMethods) -> None:
         self._procs = procs
-        self._made: dict[str, Any] = {}
+        self._made: dict[str, object] = {}
 
     def __getitem__(self, dim: str) -> Any:
         if dim not in self._made:
@@ -173,7 +173,7 @@ class TensorMethods(MeshTrait):
         """
         if isinstance(dims, str):
             return self.rank_tensor(dims)
-        place: Any = 0
+        place = 0
         for dim in dims:
             place = place * self.extent[dim] + self.rank_tensor(dim)
         return place

@@ -35,7 +35,7 @@ class Port(Generic[R]):
     #: Whether sending to a receiver that is gone raises, instead of dropping the value.
     return_undeliverable = True
 
-    def __class_getitem__(cls, _item: Any) -> type[Port[Any]]:
+    def __class_getitem__(cls, _item: object) -> type[Port[Any]]:
         """``Port[int]`` at run time is ``Port``, so that annotations can be compared by ``is``."""
         return cls
 
@@ -126,12 +126,12 @@ class ReplyPort(OncePort[R]):
             self._instance.open_ports.discard(self)
             self._instance = None
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> object:
         self._leave_instance()  # the process that receives the port answers now
         return super().__reduce__()
 
 
-def _rebuild(kind: type[Port[Any]], ref: ProcRef, number: int, rank: int) -> Port[Any]:
+def _rebuild(kind: type[Port[object]], ref: ProcRef, number: int, rank: int) -> Port[object]:
     """Return a port from a message; its receiver is notified if the actor that holds it ends."""
     port = kind(ref, number, rank)
     came(port)

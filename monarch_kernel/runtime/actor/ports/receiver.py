@@ -235,7 +235,7 @@ class _Received(Future[Any]):
         self._claim()
         super()._wait(timeout)
 
-    def add_done_callback(self, callback: Callable[[Future[Any]], None]) -> None:
+    def add_done_callback(self, callback: Callable[[Future[object]], None]) -> None:
         """Call ``callback(self)`` once the value has arrived."""
         self._called_back = True
         self._hold()
@@ -253,7 +253,7 @@ class _Received(Future[Any]):
         super()._finish()
         self._receiver._inlet.held.discard(self)
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[object, None, object]:
         __tracebackhide__ = True
         self._hold()
         self._awaiting += 1
@@ -272,7 +272,7 @@ class _Received(Future[Any]):
         except AttributeError:  # construction failed
             pass
 
-    def _result(self) -> Any:
+    def _result(self) -> object:
         __tracebackhide__ = True
         self._read = True
         self._receiver._received = self._receiver._once

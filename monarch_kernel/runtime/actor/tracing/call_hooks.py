@@ -6,7 +6,7 @@ Caller and actor import this module, and it imports neither; ``call_records`` ha
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -33,12 +33,12 @@ class SentCall(Protocol):
 
 
 #: Begins the record of a call: takes its label, its target, and the future of its answers (None: there is none).
-sending: Callable[[str, Target, Any], SentCall] | None = None
+sending: Callable[[str, Target, object], SentCall] | None = None
 
 
 #: Handles a call as ``ActorInstance`` does, and records it; ``call_records`` sets it, and the next two.
 handle: Callable[[ActorInstance, MessageLink, Call, Body], BaseException | None]
 #: The same for an async actor.
-handle_async: Callable[[AsyncActorInstance, MessageLink, Call, Body], Coroutine[Any, Any, BaseException | None]]
+handle_async: Callable[[AsyncActorInstance, MessageLink, Call, Body], Coroutine[object, object, BaseException | None]]
 #: Records that the call that is being handled raises this error.
 failed: Callable[[BaseException], None]

@@ -222,14 +222,14 @@ def _replace() -> None:
             continue
         recording = _recording(function, original)
         for name in _MODULES:
-            module: Any = sys.modules.get(name)
+            module = sys.modules.get(name)
             if getattr(module, function, None) is original:
                 setattr(module, function, recording)
 
 
-def _recording(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _recording(name: str, original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def collective(*args: Any, **kwargs: Any) -> Any:
+    def collective(*args: object, **kwargs: object) -> object:
         ring = recorder.recording
         if ring is None:
             return original(*args, **kwargs)

@@ -195,7 +195,7 @@ class TlsChannel:
             let_go(self._sock)
 
 
-def _records(views: Sequence[memoryview]) -> Iterator[Any]:
+def _records(views: Sequence[memoryview]) -> Iterator[object]:
     """Yield the bytes of all views in pieces of one record. Only pieces that span views are copied."""
     held: list[memoryview] = []
     room = RECORD

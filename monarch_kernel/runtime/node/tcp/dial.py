@@ -98,7 +98,7 @@ class _Dial:
         self._keys = keys
         self._timeout = timeout
         self._steady = steady
-        self._addresses: list[tuple[int, Any]] = []
+        self._addresses: list[tuple[int, object]] = []
         self._tried = 0
         self.hung_up = 0
         self._attempt: _Attempt | None = None

@@ -193,7 +193,7 @@ def _is_local(args: Any) -> bool:
     return isinstance(first, torch.Tensor)
 
 
-def _unpickled_here(*args: Any, **kwargs: Any) -> Any:
+def _unpickled_here(*args: Any, **kwargs: Any) -> object:
     """Run ``pickle.loads`` so that it also creates local tensors while a mesh is active."""
     if not torch._C._len_torch_dispatch_stack():  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
         return pickle.loads(*args, **kwargs)

@@ -25,7 +25,11 @@ _LEARNT = "results of functions"
 
 
 def call_learnt(
-    mesh: TensorMesh, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], key: Any = None
+    mesh: TensorMesh,
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, Any],
+    key: object = None,
 ) -> Any:
     """Call a function on the ranks. The first call of each kind waits to learn the form of the result.
 
@@ -41,7 +45,7 @@ def call_learnt(
         ValueError: the results of the ranks differ in shape.
     """
     engine = mesh.engine
-    known: dict[Any, ResultLike] = engine.extras.setdefault(_LEARNT, {})
+    known: dict[object, ResultLike] = engine.extras.setdefault(_LEARNT, {})
     flat, tree = tree_flatten((args, kwargs))
     key = function if key is None else key
     kind = mesh, key, tree, tuple(map(argument_key, flat))
@@ -54,7 +58,7 @@ def call_learnt(
     name = getattr(function, "__name__", str(function))
     held = mesh.call(Construct(function), lambda *_, **__: OpaqueRef(), *args, **kwargs, key=("learn", key))
     engine.plan.synchronised(f"the shapes of {name}")
-    found: list[Any] = engine.ask(mesh, describe_object, held.key)
+    found: list[object] = engine.ask(mesh, describe_object, held.key)
     likes = [ResultLike(x) for x in found]
     for place, other in enumerate(likes):
         if other.likes != likes[0].likes or other.tree != likes[0].tree:
@@ -66,13 +70,13 @@ def call_learnt(
     return mesh.call(object_of, lambda _: learnt.fake(), held, key=("object of", learnt.key))
 
 
-def argument_key(x: Any) -> Any:
+def argument_key(x: object) -> object:
     """Return the key of the properties of an argument that determine the form of results."""
     handle = handle_of(x)
     return part_of_key(x) if handle is None else (type(x), handle._spec)
 
 
-def fetch_shard(obj: Any, shard: Mapping[str, int] | None = None, **coords: int) -> FetchedValues:
+def fetch_shard(obj: object, shard: Mapping[str, int] | None = None, **coords: int) -> FetchedValues:
     """Return a future of the values of one rank.
 
     Args:
@@ -88,14 +92,14 @@ def fetch_shard(obj: Any, shard: Mapping[str, int] | None = None, **coords: int)
     return mesh.engine.fetch(mesh, obj, rank_at(mesh, {**(shard or {}), **coords}))
 
 
-def inspect(obj: Any, shard: Mapping[str, int] | None = None, **coords: int) -> Any:
+def inspect(obj: object, shard: Mapping[str, int] | None = None, **coords: int) -> Any:
     """Return the values of one rank, like ``fetch_shard(...).result()``."""
     __tracebackhide__ = True
     return fetch_shard(obj, shard, **coords).get()
 
 
 def call_on_shard_and_fetch(
-    function: Callable[..., Any], *args: Any, shard: Mapping[str, int] | None = None, **kwargs: Any
+    function: Callable[..., object], *args: object, shard: Mapping[str, int] | None = None, **kwargs: object
 ) -> Any:
     """Call ``function(*args, **kwargs)`` on the ranks, in order with their operations.
 
@@ -116,7 +120,7 @@ def call_on_shard_and_fetch(
     return mesh.engine.call_and_fetch(mesh, function, args, kwargs, rank)
 
 
-def mesh_of_all(obj: Any) -> TensorMesh:
+def mesh_of_all(obj: object) -> TensorMesh:
     """Return the mesh of all handles in `obj`, or the active mesh if there are none.
 
     Raises:

@@ -82,11 +82,11 @@ def gradient_execution_order(roots: Sequence[Any], with_respect_to: Sequence[Any
     return sorted(range(len(uses)), key=lambda k: -uses[k])
 
 
-def _edge_of(x: Any) -> Any:
+def _edge_of(x: object) -> Any:
     return get_gradient_edge(x) if isinstance(x, torch.Tensor) else x
 
 
-def grad_function(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Callable[..., Any]:
+def grad_function(function: Callable[..., tuple[object, Callable[..., object]]]) -> Callable[..., Any]:
     """Make a function differentiable that returns its result and a function of the gradients of the result.
 
     ```python
@@ -101,7 +101,7 @@ def grad_function(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Ca
     """
 
     @functools.wraps(function)
-    def differentiable(*args: Any, **kwargs: Any) -> Any:
+    def differentiable(*args: object, **kwargs: object) -> object:
         flat, tree = tree_flatten((args, kwargs))
         positions = [k for k, x in enumerate(flat) if isinstance(x, torch.Tensor)]
         found: list[Any] = []
@@ -124,7 +124,7 @@ def grad_function(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Ca
                 return tuple(parts)
 
             @staticmethod
-            def backward(ctx: Any, *grads: Any) -> Any:
+            def backward(ctx: Any, *grads: object) -> Any:
                 with restored(*ctx.target):
                     back = tree_flatten(ctx.back(*grads), is_leaf=lambda x: x is None)[0]
                 if len(back) == len(flat) and len(flat) != len(positions):
@@ -143,7 +143,7 @@ class RemoteAutogradFunction(torch.autograd.Function):
     target_class: ClassVar[type[torch.autograd.Function]]
 
     @classmethod
-    def apply(cls, *args: Any) -> Any:
+    def apply(cls, *args: object) -> Any:
         """Apply the function to tensors of a mesh, like ``torch.autograd.Function.apply``."""
         learning = tuple(
             k

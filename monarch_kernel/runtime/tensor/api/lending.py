@@ -34,7 +34,7 @@ class LentArguments:
 
     stays = False
 
-    def __init__(self, label: str, procs: Sequence[Any]) -> None:
+    def __init__(self, label: str, procs: Sequence[object]) -> None:
         self._label = label
         self._procs = procs
         self._waits: list[tuple[TensorMesh, tuple[int, ...], int]] = []
@@ -63,7 +63,7 @@ class ResultReference(LentArguments):
 
     stays = True
 
-    def __init__(self, label: str, target: Any, propagate: Any, function: Any, arguments: Any) -> None:
+    def __init__(self, label: str, target: Any, propagate: object, function: Any, arguments: object) -> None:
         self._mesh = _mesh_of_results(label, target, arguments)
         mesh, engine = self._mesh, self._mesh.engine
         if engine.recording is not None:
@@ -86,7 +86,7 @@ class ResultReference(LentArguments):
         if self._like is None:
             self._like = mesh.engine.extras[_CACHED][self._key] = _asked(mesh, self._label, self._token)
         like = self._like
-        made: Any = mesh.call(
+        made = mesh.call(
             TakeResult(self._label, like, getattr(mesh, "key", None)),
             lambda _: like.fakes() or None,
             float(self._token),
@@ -99,7 +99,7 @@ class ResultReference(LentArguments):
 _CACHED = "results of endpoints"
 
 
-def lend_arguments(label: str, procs: Sequence[Any]) -> LentArguments:
+def lend_arguments(label: str, procs: Sequence[object]) -> LentArguments:
     """Create a call with handles among its arguments, in order with the handles' streams.
 
     An actor receives the value itself, not a copy.
@@ -115,13 +115,13 @@ def lend_arguments(label: str, procs: Sequence[Any]) -> LentArguments:
 
 
 def refer_to_result(
-    label: str, target: Any, propagate: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    label: str, target: object, propagate: object, function: object, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> ResultReference:
     """Create a call whose result stays on the ranks; see `Endpoint.rref`."""
     return ResultReference(label, target, propagate, function, (args, kwargs))
 
 
-def _mesh_of_results(label: str, target: Any, arguments: Any) -> TensorMesh:
+def _mesh_of_results(label: str, target: Any, arguments: object) -> TensorMesh:
     """Return the mesh of the ranks of these actors: the active mesh, or a part of it."""
     handles = handles_in(arguments)
     if active_target()[0] is None and handles:
@@ -141,8 +141,8 @@ def _mesh_of_results(label: str, target: Any, arguments: Any) -> TensorMesh:
 
 
 def _expected(
-    mesh: TensorMesh, label: str, propagate: Any, function: Any, arguments: Any
-) -> tuple[Any, ResultLike | None]:
+    mesh: TensorMesh, label: str, propagate: object, function: Any, arguments: object
+) -> tuple[object, ResultLike | None]:
     """Return the form of a call's result and its key; None in place of the form if it is unknown before the call."""
     flat, tree = tree_flatten(arguments)
     key = label, propagate, function, tree, tuple(map(argument_key, flat))
@@ -170,7 +170,7 @@ def _asked(mesh: TensorMesh, label: str, token: int) -> ResultLike:
     """Fetch the form of the result of a call in progress, in one round trip."""
     engine = mesh.engine
     engine.plan.synchronised(f"the shapes of {label}")
-    found: list[Any] = engine.ask(mesh, functools.partial(described, label, token))
+    found: list[object] = engine.ask(mesh, functools.partial(described, label, token))
     for place, other in enumerate(found):
         if ResultLike(other).key != ResultLike(found[0]).key:
             raise ValueError(

@@ -46,9 +46,9 @@ class OpaqueObject(OpaqueRef):
         args, kwargs: arguments of the constructor; ranks receive their own values in place of handles.
     """
 
-    def __init__(self, constructor: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, constructor: Any, *args: object, **kwargs: Any) -> None:
         super().__init__()
-        self._known: dict[Any, ResultLike] = {}
+        self._known: dict[object, ResultLike] = {}
         if isinstance(constructor, OpaqueRef):
             self._key = constructor.key
             return
@@ -57,7 +57,7 @@ class OpaqueObject(OpaqueRef):
         made = mesh.call(Construct(make), lambda *_, **__: OpaqueRef(), *args, **kwargs, key=("construct", constructor))
         self._key = made.key
 
-    def call_method(self, method_name: str, propagation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call_method(self, method_name: str, propagation: Callable[..., object], *args: object, **kwargs: Any) -> Any:
         """Call a method on every rank.
 
         Args:
@@ -74,7 +74,7 @@ class OpaqueObject(OpaqueRef):
         )
 
     def call_method_on_shard_and_fetch(
-        self, method_name: str, *args: Any, shard: Mapping[str, int] | None = None, **kwargs: Any
+        self, method_name: str, *args: object, shard: Mapping[str, int] | None = None, **kwargs: object
     ) -> FetchedValues:
         """Call a method on every rank, and fetch the result of one rank, which may be any picklable object.
 
@@ -87,7 +87,9 @@ class OpaqueObject(OpaqueRef):
     def _mesh(self) -> TensorMesh:
         return self.key._spec.mesh
 
-    def _looks_like(self, method: str, propagation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ResultLike:
+    def _looks_like(
+        self, method: str, propagation: Any, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> ResultLike:
         flat, tree = tree_flatten((args, kwargs))
         key = method, propagation, tree, tuple(map(argument_key, flat))
         like = self._known.get(key)
@@ -96,11 +98,11 @@ class OpaqueObject(OpaqueRef):
         return like
 
 
-def opaque_method(fn: Callable[..., Any]) -> Callable[..., Any]:
+def opaque_method(fn: Callable[..., object]) -> Callable[..., Any]:
     """Call the method of this name on the ranks. The decorated body describes the form of the result."""
 
     @functools.wraps(fn)
-    def method(self: OpaqueObject, *args: Any, **kwargs: Any) -> Any:
+    def method(self: OpaqueObject, *args: object, **kwargs: object) -> Any:
         return self.call_method(fn.__name__, fn, *args, **kwargs)
 
     return method
@@ -128,7 +130,7 @@ class OpaqueModule:
         args, kwargs: the constructor of the module and its arguments, as for `OpaqueObject`.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         self._object = OpaqueObject(*args, **kwargs)
         self._parameters: list[torch.nn.Parameter] | None = None
 
@@ -149,7 +151,7 @@ class OpaqueModule:
                 if other != found[0]:
                     raise ValueError(f"the parameters of rank {place} differ from those of rank 0 of mesh {mesh.name}")
             likes: list[objects.ParameterLike] = found[0]
-            made: Any = mesh.call(
+            made = mesh.call(
                 objects.take_parameters,
                 lambda _: [torch.empty_strided(p.size, p.stride, dtype=p.dtype) for p in likes] or None,
                 ref,
@@ -158,11 +160,11 @@ class OpaqueModule:
             self._parameters = [torch.nn.Parameter(t, like.learns) for t, like in zip(made or (), likes)]
         return self._parameters
 
-    def call_method(self, method_name: str, propagation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call_method(self, method_name: str, propagation: Callable[..., object], *args: object, **kwargs: object) -> Any:
         """Call a method of the ranks' modules, as for `OpaqueObject`. Gradients do not pass."""
         return self._object.call_method(method_name, propagation, *args, **kwargs)
 
-    def __call__(self, *args: Any, propagator: Callable[..., Any], **kwargs: Any) -> Any:
+    def __call__(self, *args: object, propagator: Callable[..., object], **kwargs: object) -> Any:
         """Call the module on every rank. Gradients pass to its parameters and to tensors among the arguments.
 
         Args:
@@ -189,7 +191,7 @@ class _Call(torch.autograd.Function):
         ref: OpaqueObject,
         like: ResultLike,
         learning: tuple[int, ...],
-        flat: list[Any],
+        flat: list[object],
         tree: Any,
         *tensors: Any,
     ) -> Any:

@@ -22,27 +22,27 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 
 
-def to_mesh(tensors: Any, mesh: Any, stream: Stream | None = None) -> Any:
+def to_mesh(tensors: object, mesh: object, stream: Stream | None = None) -> Any:
     """Copy all tensors in `tensors` to another mesh; see `Tensor.to_mesh`."""
     return tree_map(lambda t: t.to_mesh(mesh, stream) if type(t) is Tensor else t, tensors)
 
 
-def slice_mesh(tensors: Any, **coords: int | slice) -> Any:
+def slice_mesh(tensors: object, **coords: int | slice) -> Any:
     """Restrict all tensors in `tensors` to a part of their mesh; see `Tensor.slice_mesh`."""
     return tree_map(lambda t: t.slice_mesh(**coords) if type(t) is Tensor else t, tensors)
 
 
 def reduce(
-    tensors: Any,
+    tensors: object,
     dims: Sequence[str] | str,
     reduction: str = "sum",
     scatter: bool = False,
-    mesh: Any = None,
+    mesh: object = None,
     _inplace: bool = False,
 ) -> Any:
     """Reduce all tensors in `tensors` over dimensions of their mesh; see `Tensor.reduce`."""
 
-    def reduced(t: Any) -> Any:
+    def reduced(t: object) -> object:
         if type(t) is not Tensor:
             return t
         return (t.reduce_ if _inplace else t.reduce)(dims, reduction, scatter, mesh)
@@ -51,13 +51,13 @@ def reduce(
 
 
 def reduce_(
-    tensors: Any, dims: Sequence[str] | str, reduction: str = "sum", scatter: bool = False, mesh: Any = None
+    tensors: object, dims: Sequence[str] | str, reduction: str = "sum", scatter: bool = False, mesh: object = None
 ) -> Any:
     """Do the same as `reduce`, in place."""
     return reduce(tensors, dims, reduction, scatter, mesh, _inplace=True)
 
 
-def show(obj: Any, shard: Mapping[str, int] | None = None, **coords: int) -> None:
+def show(obj: object, shard: Mapping[str, int] | None = None, **coords: int) -> None:
     """Show the values of one rank: with the notebook's display, or elsewhere as text.
 
     Args:

@@ -91,10 +91,10 @@ class profile:  # noqa: N801  # Monarch's name
     def __init__(
         self,
         *,
-        activities: Sequence[Any] | None = None,
+        activities: Sequence[object] | None = None,
         schedule: Schedule | None = None,
         on_trace_ready: str | None = None,
-        **options: Any,
+        **options: object,
     ) -> None:
         if on_trace_ready is not None and not isinstance(on_trace_ready, str):
             raise TypeError(f"on_trace_ready={on_trace_ready!r} must be a folder, in which ranks write their traces")
@@ -126,7 +126,7 @@ def record_function(name: str, args: str | None = None) -> Generator[None]:
         _end_section_remote(number)
 
 
-def record_memory_history(**options: Any) -> None:
+def record_memory_history(**options: object) -> None:
     """Record the history of GPU memory on every rank of the active mesh. Ranks without a GPU do nothing.
 
     Args:
@@ -149,7 +149,7 @@ def dump_memory_snapshot(dir_snapshots: str = "./snapshots", dump_local: bool = 
 _logger = logging.getLogger("monarch.ranks")
 
 
-def _log(level: int, message: str, args: tuple[Any, ...]) -> None:
+def _log(level: int, message: str, args: tuple[object, ...]) -> None:
     _logger.log(level, message, *[x.tolist() if isinstance(x, torch.Tensor) else x for x in args])
 
 
@@ -157,7 +157,7 @@ _log_remote = remote(_log, propagate=lambda *_: None)
 _set_level_remote = remote(_logger.setLevel, propagate=lambda _: None)
 
 
-def log_remote(message: str, *args: Any, level: int = logging.WARNING) -> None:
+def log_remote(message: str, *args: object, level: int = logging.WARNING) -> None:
     """Log on every rank of the active mesh. ``log_remote("loss %s", loss)`` logs each rank's value of a tensor."""
     _log_remote(level, message, args)
 

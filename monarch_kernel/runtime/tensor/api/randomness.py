@@ -92,7 +92,7 @@ def set_state(state: State) -> None:
 def new_state(seed: Tensor) -> State:
     """Return the state of generators with a new seed: an integer on each rank, such as a `rank_tensor`."""
     sizes = _sizes()
-    made: Any = seed._spec.mesh.call(randomness.fresh_state, lambda _: _of_sizes(sizes), seed, key="fresh_state")
+    made = seed._spec.mesh.call(randomness.fresh_state, lambda _: _of_sizes(sizes), seed, key="fresh_state")
     return State(*made)
 
 
@@ -115,7 +115,7 @@ def _use_deterministic() -> None:
     torch.use_deterministic_algorithms(True)
 
 
-def _wrapped(local: Any) -> Any:
+def _wrapped(local: Any) -> object:
     @functools.wraps(local)
     def seeded(seed: int) -> torch.Generator:
         with _disable_current_modes():

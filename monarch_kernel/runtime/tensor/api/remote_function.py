@@ -19,7 +19,7 @@ Propagate = Callable[..., Any] | str | None
 
 
 #: Functions that take an argument of ``remote`` and return the function or name for it, or None to try the next one.
-function_resolvers: list[Callable[[Any], Callable[..., Any] | str | None]] = []
+function_resolvers: list[Callable[[object], Callable[..., object] | str | None]] = []
 
 
 class RemoteFunction:
@@ -50,7 +50,7 @@ class RemoteFunction:
             )
         self._propagate = propagate
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: Any) -> Any:
         if self._propagate == "inspect":
             return self.broadcast(*args, **kwargs)
         mesh = mesh_of_all((args, kwargs))
@@ -68,11 +68,11 @@ class RemoteFunction:
             return None
         return self._propagate if callable(self._propagate) else self.function
 
-    def rref(self, *args: Any, **kwargs: Any) -> Any:
+    def rref(self, *args: object, **kwargs: object) -> Any:
         """Call the function. Its result stays on the ranks."""
         return self(*args, **kwargs)
 
-    def call(self, *args: Any, **kwargs: Any) -> FetchedMesh:
+    def call(self, *args: object, **kwargs: object) -> FetchedMesh:
         """Call the function on every rank, in order with their operations.
 
         Return a future of a ``ValueMesh`` of the results.
@@ -80,7 +80,7 @@ class RemoteFunction:
         mesh, call = self._fetched(args, kwargs, -1)
         return FetchedMesh(mesh, call, self.name)
 
-    def call_one(self, *args: Any, **kwargs: Any) -> FetchedValues:
+    def call_one(self, *args: object, **kwargs: object) -> FetchedValues:
         """Call the function on the only rank of the mesh. Return a future of its result.
 
         Raises:
@@ -91,26 +91,26 @@ class RemoteFunction:
             raise ValueError(f"call_one requires exactly 1 actor, but mesh has {size}: activate a slice, or use call")
         return self._one(0, args, kwargs)
 
-    def choose(self, *args: Any, **kwargs: Any) -> FetchedValues:
+    def choose(self, *args: object, **kwargs: object) -> FetchedValues:
         """Call the function on every rank, and fetch the result of a random rank."""
         return self._one(random.randrange(len(mesh_of_all((args, kwargs)).ranks)), args, kwargs)
 
-    def stream(self, *args: Any, **kwargs: Any) -> Iterator[FetchedValues]:
+    def stream(self, *args: object, **kwargs: object) -> Iterator[FetchedValues]:
         """Call the function on every rank. Yield a future for each rank, in rank order."""
         mesh, call = self._fetched(args, kwargs, -1)
         return iter([FetchedValues.of_call(mesh, call, rank, self.name) for rank in range(len(mesh.ranks))])
 
-    def broadcast(self, *args: Any, **kwargs: Any) -> None:
+    def broadcast(self, *args: object, **kwargs: Any) -> None:
         """Call the function on every rank without waiting, and ignore the results."""
         mesh_of_all((args, kwargs)).call(
             WithoutResult(self.function), _nothing, *args, **kwargs, key=("ignored", self.function)
         )
 
-    def _one(self, rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FetchedValues:
+    def _one(self, rank: int, args: tuple[object, ...], kwargs: dict[str, object]) -> FetchedValues:
         mesh, call = self._fetched(args, kwargs, rank)
         return FetchedValues.of_call(mesh, call, rank, self.name)
 
-    def _fetched(self, args: tuple[Any, ...], kwargs: dict[str, Any], rank: int) -> tuple[TensorMesh, Any]:
+    def _fetched(self, args: tuple[object, ...], kwargs: dict[str, object], rank: int) -> tuple[TensorMesh, object]:
         mesh = mesh_of_all((args, kwargs))
         return mesh, mesh.engine.call_on_ranks(mesh, self.function, args, kwargs, rank)
 

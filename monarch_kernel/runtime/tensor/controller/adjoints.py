@@ -98,7 +98,7 @@ def borrow(tensor: Tensor, target: TensorMesh, mutable: bool) -> tuple[Tensor, B
     return handle, made[0]
 
 
-def without_gradient(what: str, results: Any, inputs: Sequence[Tensor]) -> Any:
+def without_gradient(what: str, results: object, inputs: Sequence[Tensor]) -> object:
     """Make the results of an operation without a gradient: a backward pass that reaches one of them raises.
 
     Args:
@@ -111,7 +111,7 @@ def without_gradient(what: str, results: Any, inputs: Sequence[Tensor]) -> Any:
         return results
     refuse = _refuse(what)
 
-    def mark(result: Any) -> Any:
+    def mark(result: object) -> object:
         if type(result) is not Tensor or not (result.is_floating_point() or result.is_complex()):
             return result
         return _Moved.apply(needs, lambda _: result, refuse)
@@ -132,7 +132,7 @@ class _Moved(torch.autograd.Function):
         return issue(tensor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> object:  # type: ignore[override]
         return ctx.adjoint(gradient), None, None
 
 
@@ -146,7 +146,7 @@ class _MovedInPlace(torch.autograd.Function):
         return issue(tensor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> object:  # type: ignore[override]
         return ctx.adjoint(gradient), None, None
 
 
@@ -162,7 +162,7 @@ class _Extreme(torch.autograd.Function):
         return issue(tensor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> object:  # type: ignore[override]
         (tensor,) = ctx.saved_tensors
         values = tensor.detach()
         found = values == reducing.reduce(values, ctx.dims, ctx.kind, False, None, None)

@@ -62,7 +62,7 @@ class TensorLoan:
     def __exit__(self, *exc: object) -> None:
         _current.loan = self._outer
 
-    def take(self, handle: Tensor) -> Any:
+    def take(self, handle: Tensor) -> object:
         """Return the pickled form of a handle.
 
         Raises:

@@ -102,7 +102,7 @@ def text(frames: Frames | None) -> str:
 
 def program_line() -> tuple[str, int]:
     """Return the current line of the program. If all frames are in installed libraries, return a library's line."""
-    frame: Any = sys._getframe(1)
+    frame = sys._getframe(1)
     place = "?", 0
     while frame is not None:
         file = frame.f_code.co_filename
@@ -117,7 +117,7 @@ def program_line() -> tuple[str, int]:
 
 def here() -> tuple[str, int, str]:
     """Return the file, line and function of the current user line."""
-    frame: Any = sys._getframe(1)
+    frame = sys._getframe(1)
     while frame is not None:
         if not is_inside(frame.f_code.co_filename):
             return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name

@@ -377,12 +377,12 @@ def _pictures() -> Any:
     return pictures
 
 
-def _operator(kind: str, name: str) -> Any:
+def _operator(kind: str, name: str) -> object:
     """Return a binary operator like torch's that raises the reason for a failure."""
     plain = getattr(torch.Tensor, f"__{kind}{name}__")
     forward = getattr(torch.Tensor, f"__{name}__")
 
-    def reflected(self: Tensor, other: Any) -> Any:
+    def reflected(self: Tensor, other: object) -> object:
         # Python prefers this to the operator of a local tensor, which may be a different one: a division, or a
         # reciprocal.
         return forward(other, self) if isinstance(other, torch.Tensor) else plain(self, other)
@@ -390,14 +390,14 @@ def _operator(kind: str, name: str) -> Any:
     function = reflected if kind == "r" else plain
 
     @functools.wraps(plain)
-    def operator(self: Tensor, other: Any) -> Any:
+    def operator(self: Tensor, other: object) -> Any:
         made = function(self, other)
         return _why_not(function, self, other) if made is NotImplemented else made
 
     return operator
 
 
-def _why_not(plain: Any, *operands: Any) -> Any:
+def _why_not(plain: Any, *operands: Any) -> object:
     TensorUseError.last.raised = None
     made = plain(*operands)
     raised: Any = TensorUseError.last.raised
@@ -462,7 +462,7 @@ def mesh_among(args: Any) -> TensorMesh | None:
     return None
 
 
-def _is_number_of_ranks(index: Any) -> bool:
+def _is_number_of_ranks(index: object) -> bool:
     """Return whether an index is a number that may differ between ranks."""
     return (
         type(index) is Tensor
@@ -473,19 +473,19 @@ def _is_number_of_ranks(index: Any) -> bool:
     )
 
 
-def _has_number_of_ranks(index: Any) -> bool:
+def _has_number_of_ranks(index: object) -> bool:
     if type(index) is tuple:
         return any(map(_is_number_of_ranks, index))
     return _is_number_of_ranks(index)
 
 
-def _dimensions_of(index: Any) -> int:
+def _dimensions_of(index: object) -> int:
     """Return how many dimensions of the tensor a part of an index covers; 0 for `...`, which covers the rest."""
     if index is None or index is Ellipsis or isinstance(index, bool):
         return 0
     return index.dim() if isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) else 1
 
 
-def _or_none(index: Any) -> Any:
+def _or_none(index: object) -> object:
     """Return the part of an index, if it can be compared. Tensors cannot."""
     return None if isinstance(index, torch.Tensor) else index

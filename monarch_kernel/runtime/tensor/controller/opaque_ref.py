@@ -32,7 +32,7 @@ class OpaqueRef:
 
     _key: Tensor | None = None
 
-    def __init__(self, value: Any = None) -> None:
+    def __init__(self, value: object = None) -> None:
         self._value = value
 
     @classmethod

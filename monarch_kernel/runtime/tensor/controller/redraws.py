@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.utils.checkpoint
@@ -101,7 +101,7 @@ class Redraws:
 def _pass() -> _Pass | None:
     """Return the current pass of a checkpointed region; None outside of one."""
     found: _Pass | None = None
-    frame: Any = sys._getframe(1)
+    frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code.co_filename == torch.utils.checkpoint.__file__:

@@ -179,7 +179,7 @@ FOLLOWED = frozenset(
 )
 
 
-def follow(operation: Any, signature: Signature, ins: list[Tensor], floats: list[float], result: Any) -> None:
+def follow(operation: Any, signature: Signature, ins: list[Tensor], floats: list[float], result: object) -> None:
     """Compute the results of an operation on known numbers here; forget values that are overwritten with unknown ones.
 
     Examples are the step counters of optimizers: an optimizer reads its step at every parameter, and each read would
@@ -188,7 +188,7 @@ def follow(operation: Any, signature: Signature, ins: list[Tensor], floats: list
     if signature.label in FOLLOWED and all(a._constant is not None for a in ins):
         tensors, numbers = iter(ins), iter(floats)
 
-        def fill(slot: Any) -> Any:
+        def fill(slot: object) -> object:
             if type(slot) is TensorSlot:
                 return next(tensors)._constant
             return next(numbers) if type(slot) is FloatSlot else slot

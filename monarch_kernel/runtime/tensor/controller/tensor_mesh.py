@@ -684,7 +684,7 @@ class TensorMesh:
         """Prepare for lending values to actors. Meshes of plain tensors do nothing."""
 
 
-def _fake_of(x: Any) -> Any:
+def _fake_of(x: object) -> object:
     if type(x) is Tensor:
         return x._spec.fake()
     if isinstance(x, OpaqueRef):
@@ -692,15 +692,15 @@ def _fake_of(x: Any) -> Any:
     return torch.empty_like(x) if isinstance(x, torch.Tensor) else x
 
 
-def _viewed(out: Any, inputs: list[torch.Tensor]) -> int:
+def _viewed(out: object, inputs: list[torch.Tensor]) -> int:
     """Return the position of the input whose memory a result shares; -1 if there is none."""
     if not isinstance(out, torch.Tensor):
         return -1
-    aliased: Any = torch._C._is_alias_of  # pyright: ignore[reportAttributeAccessIssue]  # torch gives no type
+    aliased = torch._C._is_alias_of  # pyright: ignore[reportAttributeAccessIssue]  # torch gives no type
     return next((k for k, x in enumerate(inputs) if aliased(out, x)), -1)
 
 
-def _part_of_key(x: Any) -> Any:
+def _part_of_key(x: object) -> object:
     if type(x) is Tensor:
         return x._spec
     if type(x) is float:

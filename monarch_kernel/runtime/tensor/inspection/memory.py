@@ -6,7 +6,7 @@ import gc
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -88,7 +88,7 @@ class TensorMemory(AsTable):
         return len({(each.mesh, len(each.nbytes)) for each in self.lines}) == 1
 
 
-def memory(of: Any = None, *, names: Mapping[str, Any] | None = None) -> TensorMemory:
+def memory(of: object = None, *, names: Mapping[str, object] | None = None) -> TensorMemory:
     """Measure the memory of tensors on the ranks, by the program line that made them, and find their holders here.
 
     Each engine is queried once, in order with its operations, so the result includes values of pending operations.
@@ -178,7 +178,7 @@ def _places(engine: TensorEngine, owners: list[ValueOwner]) -> dict[int, tuple[s
     }
 
 
-def _handles(value: Any, name: str, depth: int = 3) -> list[tuple[Tensor, str]]:
+def _handles(value: object, name: str, depth: int = 3) -> list[tuple[Tensor, str]]:
     """Return the handles in a value, with the paths to them.
 
     Modules contribute parameters and buffers, optimizers their state.

@@ -100,8 +100,8 @@ def tensor_value(engine: str, number: int) -> Any:
         LookupError: it has no value of that number.
         RuntimeError: the operation that should have made it failed; the message is the traceback.
     """
-    values: Any = sys.modules.get("monarch_kernel.runtime.tensor.rank.values")
-    store: Any = None if values is None else values.existing_store(engine)
+    values = sys.modules.get("monarch_kernel.runtime.tensor.rank.values")
+    store = None if values is None else values.existing_store(engine)
     if values is None or store is None or number not in store.values:
         raise LookupError("the tensor is not on this rank: it is of another mesh, was deleted, or lost with a process")
     value = store.values[number]

@@ -15,7 +15,7 @@ from monarch_kernel.runtime.tensor.wire import FailedValue, OperationFailed
 Tensors = Sequence[tuple[str, int]]
 
 
-def keep_result(tensors: Tensors, result: Any) -> None:
+def keep_result(tensors: Tensors, result: object) -> None:
     """Store the result of an endpoint that has ended. Its actor calls this."""
     engine, token = tensors[-1]
     end_call(engine, token, EndedCall(detached(result)))
@@ -49,12 +49,12 @@ class TakeResult:
         key: the key of the sharded mesh of the tensors; None for plain tensors.
     """
 
-    def __init__(self, label: str, like: ResultLike, key: Any) -> None:
+    def __init__(self, label: str, like: ResultLike, key: object) -> None:
         self.__name__ = label
         self._like = like
         self._key = key
 
-    def __call__(self, token: float) -> list[Any]:
+    def __call__(self, token: float) -> list[object]:
         label = self.__name__
         taken = self._like.taken(label, _result(label, awaited_end(here().engine, int(token))))
         return [self._of_stream(x) if isinstance(x, torch.Tensor) else x for x in taken]
@@ -73,12 +73,12 @@ class TakeResult:
         return rules_of(here().store.extras).from_actors(value, self._key)
 
 
-def described(label: str, token: int) -> Any:
+def described(label: str, token: int) -> object:
     """Return the result of an endpoint with descriptions in place of tensors. The result stays available."""
     return description(_result(label, awaited_end(here().engine, token, keep=True)))
 
 
-def _result(label: str, ended: EndedCall) -> Any:
+def _result(label: str, ended: EndedCall) -> object:
     if isinstance(ended.error, str):
         raise RuntimeError(f"{label} did not run: {ended.error}")
     if ended.error is not None:

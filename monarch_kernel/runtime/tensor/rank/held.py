@@ -30,7 +30,7 @@ def held_here() -> list[HeldValue]:
     """Describe the tensors that this rank holds. Their elements are not read."""
     found: list[HeldValue] = []
     for number, value in sorted(here().store.values.items()):
-        local: Any = getattr(value, "_local_tensor", value)
+        local = getattr(value, "_local_tensor", value)
         local = getattr(local, "elem", local)
         if isinstance(local, torch.Tensor):
             storage = local.untyped_storage()
@@ -62,7 +62,7 @@ class TensorPart:
 
 def part_here(value: torch.Tensor) -> TensorPart:
     """Describe this rank's part of a value, without a collective and without reading elements."""
-    placements: Any = getattr(value, "placements", None)
+    placements = getattr(value, "placements", None)
     if placements is None:
         offsets = (0,) * value.dim()
         return TensorPart(
@@ -71,7 +71,7 @@ def part_here(value: torch.Tensor) -> TensorPart:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     local: torch.Tensor = value._local_tensor  # pyright: ignore[reportAttributeAccessIssue]  # of a DTensor
-    mesh: Any = value.device_mesh  # pyright: ignore[reportAttributeAccessIssue]  # of a DTensor
+    mesh = value.device_mesh  # pyright: ignore[reportAttributeAccessIssue]  # of a DTensor
     _, offsets = compute_local_shape_and_global_offset(value.shape, mesh, placements)
     return TensorPart(
         tuple(local.shape),

@@ -61,11 +61,11 @@ class ResultLike:
         """Create tensors like the values that stay on the ranks."""
         return tuple(like.fake() for _, like in self.likes)
 
-    def fake(self) -> Any:
+    def fake(self) -> object:
         """Create a result of this form with fake tensors."""
         return self.filled([OpaqueRef() if like.opaque else like.fake() for _, like in self.likes])
 
-    def filled(self, values: Any) -> Any:
+    def filled(self, values: Any) -> object:
         """Return the result with these values in place of the values that stay on the ranks."""
         leaves = list(self.leaves)
         for (position, _), value in zip(self.likes, values):
@@ -102,7 +102,7 @@ class FlatResult:
         self._function = function
         self._like = like
 
-    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
+    def __call__(self, *args: Any, **kwargs: Any) -> list[object]:
         return self._like.taken(self.__name__, self._function(*args, **kwargs))
 
 
@@ -123,7 +123,7 @@ def is_plain(result: Any) -> bool:
     return result is None or isinstance(result, torch.Tensor)
 
 
-def part_of_key(x: Any) -> Any:
+def part_of_key(x: Any) -> object:
     """Return the properties of an argument or constant that determine results.
 
     These are shape and dtype of a tensor, and type and value of anything else.
@@ -133,7 +133,7 @@ def part_of_key(x: Any) -> Any:
     return _part(x)
 
 
-def _part(x: Any) -> Any:
+def _part(x: Any) -> object:
     try:
         hash(x)
     except TypeError:
@@ -149,7 +149,7 @@ def _is_like(x: object) -> bool:
     return type(x) is ValueLike
 
 
-def _described(x: Any) -> Any:
+def _described(x: Any) -> object:
     if isinstance(x, torch.Tensor):
         return ValueLike(tuple(x.shape), x.stride(), x.dtype)
     return OBJECT if isinstance(x, OpaqueRef) else x
@@ -169,7 +169,7 @@ class NamedFunction:
         self.module, self.name = module or "builtins", rest
         self.__name__ = name
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> object:
         """Call the function."""
         return getattr(importlib.import_module(self.module), self.name)(*args, **kwargs)
 
@@ -205,18 +205,18 @@ class CallMethod:
         self.__name__ = method or "__call__"
         self._method = method
 
-    def __call__(self, ref: OpaqueRef, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, ref: OpaqueRef, *args: Any, **kwargs: Any) -> object:
         """Return the result of the method."""
         function = getattr(ref.value, self._method) if self._method else ref.value
         return detached(function(*args, **kwargs))
 
 
-def describe_object(ref: OpaqueRef) -> Any:
+def describe_object(ref: OpaqueRef) -> object:
     """Return the form of an object, as for a result of a function."""
     return description(ref.value)
 
 
-def object_of(ref: OpaqueRef) -> Any:
+def object_of(ref: OpaqueRef) -> object:
     """Return the object of a reference."""
     return ref.value
 
@@ -279,7 +279,7 @@ class ApplyFunction:
         self.__name__ = function.__name__
         self._function = function
 
-    def __call__(self, learning: tuple[int, ...], *args: Any) -> tuple[Any, OpaqueRef]:
+    def __call__(self, learning: tuple[int, ...], *args: Any) -> tuple[object, OpaqueRef]:
         """Return the result of the function, and the forward pass.
 
         Args:

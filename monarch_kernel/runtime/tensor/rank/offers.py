@@ -78,7 +78,7 @@ def adopted(number: int, offers: dict[int, int]) -> None:
 def _layout_of(tensor: Any) -> OfferedLayout | None:
     if not hasattr(tensor, "placements"):
         return None
-    mesh: Any = tensor.device_mesh
+    mesh = tensor.device_mesh
     return OfferedLayout(
         tuple(mesh.mesh.flatten().tolist()),
         tuple(mesh.shape),

@@ -136,7 +136,7 @@ def written(operation: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     Functions that are not operations write none.
     """
     schema = getattr(operation, "_schema", None)
-    found: list[Any] = []
+    found: list[object] = []
     for n, argument in enumerate(schema.arguments if schema is not None and schema.is_mutable else ()):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[n] if n < len(args) else kwargs.get(argument.name)
@@ -153,7 +153,7 @@ def arguments(
 ) -> str:
     """Return the source of a call's arguments. Objects without a literal form get a name in `names`."""
 
-    def source(x: Any) -> str:
+    def source(x: object) -> str:
         if type(x) is TensorSlot:
             return tensor(x.index)
         if type(x) is FloatSlot:

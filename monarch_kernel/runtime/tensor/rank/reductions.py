@@ -128,7 +128,7 @@ def taken(number: int, offers: dict[int, RDMABuffer | None], size: tuple[int, ..
 SMALL = 65536
 #: The marks of ranks without and with a failed input.
 _MARKS = {"sum": (0, 1), "avg": (0, 1), "product": (1, 0), "min": (1, 0), "max": (0, 1), "band": (1, 0), "bor": (0, 1)}
-_OPERATIONS: dict[str, Any] = {
+_OPERATIONS: dict[str, object] = {
     "sum": dist.ReduceOp.SUM,
     "avg": dist.ReduceOp.SUM,
     "product": dist.ReduceOp.PRODUCT,
@@ -291,7 +291,7 @@ def _is_native(dtype: torch.dtype, kind: str) -> bool:
     return dtype in _KNOWN or (dtype.is_complex and kind in ("sum", "avg"))
 
 
-def _operation(kind: str, dtype: torch.dtype) -> Any:
+def _operation(kind: str, dtype: torch.dtype) -> object:
     if dtype == torch.bool:  # as numbers 0 and 1
         return dist.ReduceOp.MAX if kind in ("max", "bor") else dist.ReduceOp.MIN
     return _OPERATIONS[kind]

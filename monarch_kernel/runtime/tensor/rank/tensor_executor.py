@@ -170,7 +170,7 @@ def fused(
         return None
     optimised, optimise = _jit._get_graph_executor_optimize, _jit._set_graph_executor_optimize
 
-    def call(*args: Any) -> tuple[torch.Tensor, ...]:
+    def call(*args: object) -> tuple[torch.Tensor, ...]:
         before = optimised()
         optimise(False)  # for this thread
         try:
@@ -202,7 +202,7 @@ class RecordedProgram(Program):
         L: list[int],  # noqa: N803
         i: int,
         F: list[float],  # noqa: N803
-        run_step: Callable[[Program, dict[int, Any], list[int], list[float], int], None],
+        run_step: Callable[[Program, dict[int, object], list[int], list[float], int], None],
     ) -> None:
         """Run the record that begins at ``L[i]`` step by step. `run_step` runs the record of one step."""
         recorded = self._recorded
@@ -223,7 +223,7 @@ class RecordedProgram(Program):
         record: list[int],
         F: list[float],  # noqa: N803
         error: BaseException,
-        failed_step: Callable[[dict[int, Any], Program, list[int], list[float], BaseException, int], None],
+        failed_step: Callable[[dict[int, object], Program, list[int], list[float], BaseException, int], None],
     ) -> bool:
         """Run the steps that remain after a failure, as single records. Return false if the failing step is unknown.
 
@@ -231,7 +231,7 @@ class RecordedProgram(Program):
             record: the record of this program; `F` the floats that it names.
             failed_step: stores failures as the results of a step.
         """
-        frame: Any = None
+        frame: object = None
         traceback = error.__traceback__
         while traceback is not None:
             if traceback.tb_frame.f_code is self._code:
@@ -275,7 +275,7 @@ def _body(recorded: Recorded, programs: dict[int, Program], rebinds: tuple[int, 
     Returns:
         The function, and the steps that each of its lines runs.
     """
-    names: dict[str, Any] = {}
+    names: dict[str, object] = {}
     kept = {*recorded.results, *range(recorded.inputs)}
     last = {place: s for s, step in enumerate(recorded.steps) for place in _places(step, programs[step[0]])}
 
@@ -353,7 +353,7 @@ def _places(step: tuple[int, ...], program: Program) -> list[int]:
     return [*step[1 : 1 + definition.inputs], *step[1 + definition.inputs + definition.floats :]]
 
 
-def _run(definition: Definition, body: Any, rebinds: tuple[int, ...]) -> Callable[..., None]:
+def _run(definition: Definition, body: object, rebinds: tuple[int, ...]) -> Callable[..., None]:
     first_float = 1 + definition.inputs
     first_out = first_float + definition.floats
     given = [f"V[L[i + {k}]]" for k in range(1, first_float)]
@@ -491,16 +491,16 @@ def _alike(program: Program) -> Program:
     return copied
 
 
-def _local(value: Any) -> torch.Tensor | None:
+def _local(value: object) -> torch.Tensor | None:
     """Return the local part of a value, if it can contain a NaN."""
     if not isinstance(value, torch.Tensor):
         return None
-    local: Any = getattr(value, "_local_tensor", value)
+    local = getattr(value, "_local_tensor", value)
     local = getattr(local, "elem", local)  # the result of an asynchronous collective that was not awaited
     return local.detach() if local.is_floating_point() or local.is_complex() else None
 
 
-def _faults(value: Any) -> tuple[bool, bool] | None:
+def _faults(value: object) -> tuple[bool, bool] | None:
     """Return whether a value has NaNs, and whether it has Infs; None if it has neither."""
     local = _local(value)
     if local is None or local.numel() == 0 or bool(torch.isfinite(local).all()):
@@ -508,7 +508,7 @@ def _faults(value: Any) -> tuple[bool, bool] | None:
     return bool(torch.isnan(local).any()), bool(torch.isinf(local).any())
 
 
-def _told(value: Any) -> str:
+def _told(value: object) -> str:
     """Describe the faults of a value: `3 NaN of 12 elements, the first at [0, 2]`."""
     local = _local(value)
     assert local is not None
@@ -655,7 +655,7 @@ class TensorExecutor(StreamState, Actor):
                 store.changed.notify_all()
         return after
 
-    def _for_actors(self, value: Any) -> Any:
+    def _for_actors(self, value: object) -> object:
         """Return the same memory in a separate tensor for actors, whose gradients stay there."""
         if type(value) is torch.Tensor:
             return value.detach()
@@ -843,7 +843,7 @@ class TensorExecutor(StreamState, Actor):
         finally:
             self.record += 1
         results = [out] if count == 1 else list(out)
-        described: list[Any] = []
+        described: list[object] = []
         for i, result in enumerate(results):
             if isinstance(result, torch.Tensor):
                 self.store.values[first + i] = result
@@ -890,7 +890,7 @@ class TensorExecutor(StreamState, Actor):
         forget(self.engine)
 
 
-def _to_send(value: Any) -> Any:
+def _to_send(value: object) -> object:
     """Return a tensor without its graph, on the CPU, and without the rest of the memory of a view."""
     if not isinstance(value, torch.Tensor):
         return value

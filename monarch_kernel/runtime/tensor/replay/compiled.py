@@ -119,7 +119,7 @@ def _segment(
     places = dict(ins)
     floats: list[float | None] = []
     given: list[str] = []
-    at: dict[Any, int] = {}
+    at: dict[object, int] = {}
     steps: list[tuple[int, ...]] = []
     written: set[int] = set()
     bases: dict[int, int] = {}
@@ -187,7 +187,7 @@ def _specs(signature: Signature) -> list[Spec]:
     return [out for out in signature.outs or () if type(out) is Spec]
 
 
-def _tree_of(count: int) -> Any:
+def _tree_of(count: int) -> object:
     return tree_flatten([0] * count)[1]
 
 
@@ -381,7 +381,7 @@ def _writes(segment: ReplaySegment, number: int) -> bool:
     return number in segment.ins and segment.ins.index(number) in segment.signature.mutates
 
 
-def _host_function(recorder: ReplayRecorder) -> Callable[..., dict[str, Any] | None] | None:
+def _host_function(recorder: ReplayRecorder) -> Callable[..., dict[str, object] | None] | None:
     """Return the host program as a function of the values and the followed numbers; None if it is empty."""
     host = recorder.host
     if not host.lines and not host.rates:
@@ -409,7 +409,7 @@ class _Replayed(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch's way
+    def backward(ctx: Any, *gradients: Any) -> object:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch's way
         gradient: Gradient = ctx.gradient
         values = dict(ctx.saved)
         values.update(zip(gradient.incoming, gradients))
@@ -492,7 +492,7 @@ class Compiled:
             flat, tree = tree_flatten((args, kwargs))
         else:  # the same, in a tenth of the time
             flat, tree = list(args), len(args)
-        key: list[Any] = [tree, active_target(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")]
+        key: list[object] = [tree, active_target(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")]
         tensors: list[Tensor] = []
         for x in flat:
             if type(x) is Tensor:
@@ -672,7 +672,7 @@ class _Identity:
 
     __slots__ = ("_thing",)
 
-    def __init__(self, thing: Any) -> None:
+    def __init__(self, thing: object) -> None:
         self._thing = thing
 
     def __eq__(self, other: object) -> bool:
@@ -736,7 +736,7 @@ def _is_fixed(watch: Any) -> bool:
 
 
 def compile(  # noqa: A001  # Monarch's name
-    fn: Callable[..., Any] | None = None, verify: bool = True, *, backend: str | None = None
+    fn: Callable[..., object] | None = None, verify: bool = True, *, backend: str | None = None
 ) -> Any:
     """Create a function of tensors of a mesh that is recorded at its first call, and replayed afterwards.
 

@@ -24,7 +24,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "%": operator.mod,
     "**": operator.pow,
 }
-_COMPARISONS: dict[str, Callable[..., Any]] = {
+_COMPARISONS: dict[str, Callable[..., object]] = {
     "<": operator.lt,
     "<=": operator.le,
     ">": operator.gt,
@@ -50,7 +50,7 @@ class HostProgram:
         self._numbers: dict[str, FollowedNode] = {}
         self._made = 0
 
-    def name(self, thing: Any) -> str:
+    def name(self, thing: object) -> str:
         """Return a name for an object in the lines."""
         name = f"c{len(self.names)}"
         self.names[name] = thing
@@ -171,7 +171,7 @@ class FollowedFloat(torch.SymFloat):
         return FollowedFloat(node.program.number(float.__abs__(node.value), f"abs({node.variable})"))
 
 
-def _operand(x: Any) -> tuple[Any, str] | None:
+def _operand(x: object) -> tuple[Any, str] | None:
     """Return the value and source of an operand; None if it is not a number."""
     if isinstance(x, torch.SymFloat) and isinstance(x.node, FollowedNode):
         return x.node.value, x.node.variable
@@ -196,7 +196,7 @@ def _binary(symbol: str, reflected: bool) -> Callable[..., Any]:
     return method
 
 
-def _comparison(symbol: str) -> Callable[..., Any]:
+def _comparison(symbol: str) -> Callable[..., object]:
     compute = _COMPARISONS[symbol]
 
     def method(self: FollowedFloat, other: Any) -> Any:

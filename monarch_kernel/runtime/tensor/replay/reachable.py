@@ -202,10 +202,12 @@ class ReachableState:
         self.watches: list[ContentSnapshot] = []
         self.locals: list[tuple[torch.Tensor, int]] = []
         self.numbers: list[tuple[int, int]] = []
-        self._empty: list[tuple[Any, str]] = []
-        self._seen: dict[int, Any] = {}
+        self._empty: list[tuple[object, str]] = []
+        self._seen: dict[int, object] = {}
         self._leaves: list[tuple[Tensor, str]] = []
-        self._queue: deque[tuple[Any, str, frozenset[str]]] = deque((root, path, frozenset()) for root, path in roots)
+        self._queue: deque[tuple[object, str, frozenset[str]]] = deque(
+            (root, path, frozenset()) for root, path in roots
+        )
         while self._queue:
             self._visit(*self._queue.popleft())
         # gradients come last, because each may belong to a leaf found earlier
@@ -255,7 +257,7 @@ class ReachableState:
 
     def _differs(self, different: list[int], followed: frozenset[tuple[int, int]]) -> str | None:
         replaced: dict[int, Tensor] = {}
-        updates: list[tuple[ContentSnapshot, list[Any]]] = []
+        updates: list[tuple[ContentSnapshot, list[object]]] = []
         for w in different:
             watch = self.watches[w]
             if not watch.same_keys():
@@ -344,7 +346,7 @@ class ReachableState:
         for i, item in enumerate(value):
             self._queue.append((item, f"{path}[{i}]", names))
 
-    def _names(self, space: Any, names: list[str], path: str, used: frozenset[str]) -> None:
+    def _names(self, space: object, names: list[str], path: str, used: frozenset[str]) -> None:
         if names:
             self._watch(NamesSnapshot(space, names, path), used)
 
@@ -376,7 +378,7 @@ class ReachableState:
                 continue
             if base is value or id(base) not in self._seen:
                 self._seen[id(base)] = base
-                space: Any = vars(base)
+                space = vars(base)
                 names = [name for name, item in space.items() if _tells(name, item)]
                 self._names(space, names, f"{base.__name__}.", frozenset())
 
@@ -387,7 +389,7 @@ class ReachableState:
         module = type(value).__module__
         if _is_library_module(module) and not f"{module}.".startswith(_LOOKED_INTO):
             return
-        attributes: Any = getattr(value, "__dict__", None)
+        attributes = getattr(value, "__dict__", None)
         if type(attributes) is dict and attributes:
             self._watch(AttributesSnapshot(attributes, list(attributes), path), names)
         if isinstance(value, torch.optim.Optimizer):
@@ -451,7 +453,7 @@ def _globals_of(code: types.CodeType) -> set[str]:
     return names
 
 
-def _equal(old: Any, new: Any) -> bool:
+def _equal(old: object, new: object) -> bool:
     return type(old) is type(new) and is_constant(old) and (old == new or (old != old and new != new))
 
 

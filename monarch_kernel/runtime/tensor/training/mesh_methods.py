@@ -32,7 +32,7 @@ class OptimizerState:
     """The state of an optimizer at one time: handles, whose values the ranks copy, and copies of everything else."""
 
     def __init__(
-        self, target: ShardedMesh, groups: list[dict[str, Any]], state: list[tuple[Any, dict[str, Any]]]
+        self, target: ShardedMesh, groups: list[dict[str, object]], state: list[tuple[Any, dict[str, Any]]]
     ) -> None:
         self._target = weakref.ref(target)
         self._groups = groups
@@ -390,7 +390,7 @@ class TrainingMethods:
             raise RuntimeError(f"{self!r} was not healed: heal_mesh(mesh) replaces dead ranks")
         return self._healed
 
-    def __heal_mesh__(self, hosts: Any, timeout: float) -> Any:
+    def __heal_mesh__(self, hosts: Any, timeout: float) -> object:
         """Replace dead ranks, form the process group again, and restore the newest snapshot (`heal_mesh`)."""
         began = time.monotonic()
         target = self._target

@@ -214,7 +214,7 @@ class RemoteModule(torch.nn.Module):
         self,
         mesh: Any,
         build: Callable[[Any], Any],
-        like: Callable[..., Any],
+        like: Callable[..., object],
         *,
         data: str | Sequence[str] | None = None,
     ) -> None:
@@ -250,9 +250,9 @@ class RemoteModule(torch.nn.Module):
         TrainingState.of(mesh).add_module(self)
         weakref.finalize(self, _drop, weakref.ref(engine), weakref.ref(target), self._key).atexit = False
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: object) -> Any:
         """Run the module. Local inputs are distributed; the result is sharded along dimension 0, like the inputs."""
-        placed: list[Any] = []
+        placed: list[object] = []
         for x in inputs:
             if not isinstance(x, torch.Tensor):
                 raise TypeError(f"inputs of a RemoteModule are tensors, not {type(x).__name__}")
@@ -260,7 +260,7 @@ class RemoteModule(torch.nn.Module):
         learned = [p for p in self.parameters() if p.requires_grad]
         return _Call.apply(self, len(placed), *placed, *learned)
 
-    def on_ranks(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+    def on_ranks(self, function: Callable[..., object], *args: object) -> list[Any]:
         """Call ``function(module, *args)`` on every rank, in order with the operations.
 
         Return the results in rank order.
@@ -285,7 +285,7 @@ class _Call(torch.autograd.Function):
         size = int(inputs[0].shape[0])
         like = module._like
 
-        def shapes(key: int, size: int, *fakes: Any) -> Any:
+        def shapes(key: int, size: int, *fakes: object) -> Any:
             return like(*fakes), torch.zeros(())
 
         result, ran = target.call(rank.forward, shapes, module._key, size, *inputs, key=("forward", module._key))
@@ -293,7 +293,7 @@ class _Call(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Any) -> object:  # type: ignore[override]
         module = ctx.module
         learned = [p for p in module.parameters() if p.requires_grad]
         shapes = [(p.size(), p.stride(), p.dtype) for p in learned]
@@ -317,7 +317,7 @@ class _Call(torch.autograd.Function):
         return None, None, *given, *found
 
 
-def _rebuilding(module: RemoteModule, arguments: tuple[Any, ...]) -> Callable[[], None]:
+def _rebuilding(module: RemoteModule, arguments: tuple[object, ...]) -> Callable[[], None]:
     weak = weakref.ref(module)
 
     def again() -> None:
@@ -355,7 +355,7 @@ SHARD = "shard"
 def module_to_mesh(
     module: torch.nn.Module,
     mesh: Any,
-    plan: Mapping[str, Any] | str | None = None,
+    plan: Mapping[str, object] | str | None = None,
     *,
     data: str | Sequence[str] | None = None,
 ) -> torch.nn.Module:
@@ -409,7 +409,7 @@ def module_to_mesh(
                 moved[id(buffer)] = buffer, made
             part._buffers[name] = moved[id(buffer)][1]
 
-    def enter(_: object, args: Any, kwargs: Any) -> Any:
+    def enter(_: object, args: object, kwargs: object) -> Any:
         return tree_map(lambda x: _input(x, mesh, dims), (args, kwargs))
 
     module.register_forward_pre_hook(enter, with_kwargs=True)
@@ -425,7 +425,7 @@ def _data_dims(mesh: Mesh, data: str | Sequence[str] | None) -> tuple[str, ...]:
     return dims
 
 
-def _layouts(module: torch.nn.Module, plan: Any, dims: tuple[str, ...]) -> dict[str, Any]:
+def _layouts(module: torch.nn.Module, plan: object, dims: tuple[str, ...]) -> dict[str, Any]:
     """Return the sharding spec of each parameter, by each of its names."""
     named = dict(module.named_parameters(remove_duplicate=False))
     if plan is None:
@@ -464,7 +464,7 @@ def _copied(tensor: Tensor, copy: Tensor) -> None:
 ShardedMesh.on_copied.append(_copied)
 
 
-def _input(x: Any, mesh: Any, dims: tuple[str, ...]) -> Any:
+def _input(x: object, mesh: Any, dims: tuple[str, ...]) -> object:
     if not isinstance(x, torch.Tensor) or isinstance(x, (Tensor, DTensor)):
         return x
     if isinstance(mesh, DeviceMesh):  # the module was passed to an actor of a rank

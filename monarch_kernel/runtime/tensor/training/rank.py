@@ -104,7 +104,9 @@ class Ran:
     output: torch.Tensor
 
 
-def build(key: int, mesh_key: Any, function: bytes, data: tuple[int, ...], first: int) -> list[tuple[str, bool, Like]]:
+def build(
+    key: int, mesh_key: object, function: bytes, data: tuple[int, ...], first: int
+) -> list[tuple[str, bool, Like]]:
     """Build a module.
 
     Its parameters become the values from `first` on. Return their names, requires_grad flags and shapes.
@@ -119,7 +121,7 @@ def build(key: int, mesh_key: Any, function: bytes, data: tuple[int, ...], first
     return found
 
 
-def rebuild(key: int, mesh_key: Any, function: bytes, data: tuple[int, ...], first: int) -> None:
+def rebuild(key: int, mesh_key: object, function: bytes, data: tuple[int, ...], first: int) -> None:
     """Build the module again after its process group was formed again.
 
     This rank's existing parameters keep their values.
@@ -158,7 +160,7 @@ def forward(key: int, size: int, *inputs: DTensor) -> tuple[DTensor, Ran]:
     return _cut(output.detach(), size, inputs[0]), Ran(local, output)
 
 
-def backward(key: int, ran: Ran, gradient: DTensor, *inputs: DTensor) -> list[Any]:
+def backward(key: int, ran: Ran, gradient: DTensor, *inputs: DTensor) -> list[object]:
     """Return the gradients of the inputs, then those of the parameters."""
     built = _built(key)
     laid_out = gradient.redistribute(placements=inputs[0].placements)
@@ -166,7 +168,7 @@ def backward(key: int, ran: Ran, gradient: DTensor, *inputs: DTensor) -> list[An
         ran.output.backward(laid_out.to_local())
     # FSDP replaces its parameters by others between forward and backward
     parameters = [p for p in built.module.parameters() if p.requires_grad]
-    found: list[Any] = []
+    found: list[object] = []
     for x, local in zip(inputs, ran.inputs):
         if local.is_floating_point():
             found.append(_cut(local.grad if local.grad is not None else torch.zeros_like(local), x.shape[0], x))
@@ -181,7 +183,7 @@ def backward(key: int, ran: Ran, gradient: DTensor, *inputs: DTensor) -> list[An
     return found
 
 
-def call(key: int, function: Any, *args: Any) -> Any:
+def call(key: int, function: Any, *args: object) -> Any:
     """Call ``function(module, *args)`` on this rank."""
     return function(_built(key).module, *args)
 
@@ -190,7 +192,7 @@ def _built(key: int) -> Built:
     return here().store.extras[_MODULE_NAME][key]
 
 
-def _make(mesh_key: Any, function: bytes, data: tuple[int, ...]) -> Built:
+def _make(mesh_key: object, function: bytes, data: tuple[int, ...]) -> Built:
     mesh = rules().meshes[mesh_key]
     with torch.enable_grad():
         module = pickle.loads(function)(mesh)
@@ -312,12 +314,12 @@ def discard(folder: str) -> None:
         os.rmdir(folder)
 
 
-def load(names: Names, folder: str, key: Any) -> None:
+def load(names: Names, folder: str, key: object) -> None:
     """Read values in place. Lost values are created again."""
     check(folder)
     worker, mesh = here(), rules().meshes[key]
     held = worker.store.values
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for name, (number, layout) in names.items():
         value = held.get(number)
         if not isinstance(value, torch.Tensor):
@@ -471,7 +473,7 @@ def take(number: int, values: list[int], keepers: Any, keeper: dict[int, int], w
         _wait(copies)
 
 
-def restore(number: int, values: list[int], key: Any, keepers: Any, keeper: dict[int, int]) -> None:
+def restore(number: int, values: list[int], key: object, keepers: Any, keeper: dict[int, int]) -> None:
     """Restore these values from a snapshot. All of them are DTensors on one mesh, or all are plain tensors.
 
     Args:

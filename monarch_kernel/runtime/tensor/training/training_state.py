@@ -29,7 +29,7 @@ class TrainingState:
     def __init__(self) -> None:
         self._modules: list[weakref.ref[torch.nn.Module]] = []
         self._optimizers: list[weakref.ref[Any]] = []
-        self._objects: list[weakref.ref[Any]] = []
+        self._objects: list[weakref.ref[object]] = []
 
     @classmethod
     def of(cls, mesh: Any) -> TrainingState:
@@ -55,7 +55,7 @@ class TrainingState:
         if all(ref() is not optimizer for ref in self._optimizers):
             self._optimizers.append(weakref.ref(optimizer))
 
-    def track(self, obj: Any) -> None:
+    def track(self, obj: object) -> None:
         """Track an object with ``state_dict`` and ``load_state_dict``, such as a scheduler or a data source."""
         if not callable(getattr(obj, "state_dict", None)) or not callable(getattr(obj, "load_state_dict", None)):
             raise TypeError(f"track({type(obj).__name__}): it has no state_dict() and load_state_dict(state)")

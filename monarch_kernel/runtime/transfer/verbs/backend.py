@@ -581,9 +581,9 @@ class Responder:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         #: peer -> (its card's port, number of its queue pair) -> the card and queue pair here
-        self._pairs: dict[str, dict[tuple[str, int], tuple[Card, Any]]] = {}
+        self._pairs: dict[str, dict[tuple[str, int], tuple[Card, object]]] = {}
         #: buffer -> card -> its region, and the offset of its addresses there
-        self._regions: dict[int, dict[str, tuple[Card, Any, int]]] = {}
+        self._regions: dict[int, dict[str, tuple[Card, object, int]]] = {}
         self._dead: set[str] = set()
 
     def answer(

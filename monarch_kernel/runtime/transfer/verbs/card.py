@@ -210,7 +210,7 @@ def pyverbs() -> Any:
     quiet = logging.NullHandler()
     root.addHandler(quiet)  # makes the logging.basicConfig() call in pyverbs do nothing
     try:
-        names: dict[str, Any] = {}
+        names: dict[str, object] = {}
         for module, wanted in {
             "addr": ("GID", "AHAttr", "GlobalRoute"),
             "cq": ("CQ",),
@@ -280,7 +280,7 @@ class Card:
         self.largest: int = port.max_msg_sz
         self.depth: int = min(DEPTH, device.max_qp_wr)
 
-    def _own(self, thing: Any) -> Any:
+    def _own(self, thing: object) -> Any:
         self._open[thing] = None
         return thing
 
@@ -340,7 +340,7 @@ class Card:
                     "locked memory (ulimit -l) is too low"
                 ) from None
 
-    def register_dmabuf(self, fd: int, offset: int, length: int, *, remote: bool, writable: bool) -> Any:
+    def register_dmabuf(self, fd: int, offset: int, length: int, *, remote: bool, writable: bool) -> object:
         """Register the memory of another device by its dma-buf. The card addresses it by offset."""
         with self._using() as v:
             try:

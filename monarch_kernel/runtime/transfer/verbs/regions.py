@@ -421,10 +421,10 @@ class StagingBuffer:
         self._card.end(self._handle)
 
 
-def owner_of(memory: Memory) -> Any:
+def owner_of(memory: Memory) -> object:
     """Return the array that owns the memory, which is freed with it; None if unknown."""
     numpy = sys.modules.get("numpy")
-    root: Any = memory.keep
+    root = memory.keep
     if numpy is None or not isinstance(root, numpy.ndarray):
         return None
     while isinstance(root.base, numpy.ndarray):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # Create tensors in parts: ``zeros``, ``ones``, ``randn`` and other functions of ``monarch_kernel.distributed``.
 
 
-def zeros(*size: Any, **options: Any) -> Tensor:
+def zeros(*size: Any, **options: object) -> Tensor:
     """Create a tensor of zeros. Each rank creates its part.
 
     ```python
@@ -61,29 +61,29 @@ def zeros(*size: Any, **options: Any) -> Tensor:
     return _filled("zeros", _size(size), 0, torch.get_default_dtype(), options)
 
 
-def ones(*size: Any, **options: Any) -> Tensor:
+def ones(*size: Any, **options: object) -> Tensor:
     """Create a tensor of ones; see `zeros`."""
     return _filled("ones", _size(size), 1, torch.get_default_dtype(), options)
 
 
-def empty(*size: Any, **options: Any) -> Tensor:
+def empty(*size: Any, **options: object) -> Tensor:
     """Create an uninitialised tensor; see `zeros`."""
     return _filled("empty", _size(size), None, torch.get_default_dtype(), options)
 
 
-def full(size: Any, fill_value: Any, **options: Any) -> Tensor:
+def full(size: Any, fill_value: Any, **options: object) -> Tensor:
     """Create a tensor filled with one number, with the dtype that ``torch.full`` selects; see `zeros`."""
     with _disable_current_modes():
         dtype = torch.full((), fill_value).dtype
     return _filled("full", _size((size,)), fill_value, dtype, options)
 
 
-def rand(*size: Any, **options: Any) -> Tensor:
+def rand(*size: Any, **options: object) -> Tensor:
     """Draw random numbers from [0, 1): the numbers of ``torch.rand`` on one device, in any layout; see `zeros`."""
     return _drawn("rand", _size(size), options)
 
 
-def randn(*size: Any, **options: Any) -> Tensor:
+def randn(*size: Any, **options: object) -> Tensor:
     """Draw normal random numbers: the numbers of ``torch.randn`` on one device, in any layout; see `zeros`."""
     return _drawn("randn", _size(size), options)
 
@@ -145,7 +145,7 @@ class _New:
         return made.requires_grad_() if self._requires_grad else made  # pyright: ignore[reportReturnType]  # itself
 
 
-def _filled(name: str, size: tuple[int, ...], value: Any, dtype: torch.dtype, options: dict[str, Any]) -> Tensor:
+def _filled(name: str, size: tuple[int, ...], value: object, dtype: torch.dtype, options: dict[str, object]) -> Tensor:
     new = _New(name, size, dtype, options)
     return new.issue(factories.filled, new.size, new.dtype, value)
 
@@ -158,7 +158,7 @@ def _drawn(name: str, size: tuple[int, ...], options: dict[str, Any]) -> Tensor:
     return new.issue(factories.drawn, new.size, new.dtype, name == "randn")
 
 
-def _target(name: str, mesh: Any) -> ShardedMesh:
+def _target(name: str, mesh: object) -> ShardedMesh:
     if mesh is None:
         target: Any = active_sharded()
         if target is None:
@@ -177,7 +177,7 @@ def _size(size: Sequence[Any]) -> tuple[int, ...]:
     return found
 
 
-def adopt(values: Any, mesh: Any = None, sharding_spec: Any = None) -> Any:
+def adopt(values: object, mesh: object = None, sharding_spec: object = None) -> Any:
     """Create handles of tensors that the ranks have offered (`offer`). No data moves, and the memory stays shared.
 
     ```python
@@ -200,7 +200,7 @@ def adopt(values: Any, mesh: Any = None, sharding_spec: Any = None) -> Any:
         ValueError: shapes or layouts differ between ranks, or the processes are not those of the mesh.
         RuntimeError: an offer was already adopted, or has expired.
     """
-    of_ranks: list[Any] = list(values.values()) if isinstance(values, ValueMesh) else [values]
+    of_ranks: list[object] = list(values.values()) if isinstance(values, ValueMesh) else [values]
     flat, trees = zip(*(tree_flatten(each) for each in of_ranks), strict=True)
     for rank, tree in enumerate(trees):
         if tree != trees[0]:
@@ -210,7 +210,7 @@ def adopt(values: Any, mesh: Any = None, sharding_spec: Any = None) -> Any:
     return tree_unflatten(made, trees[0])
 
 
-def _adopted(offers: list[OfferedTensor], mesh: Any, sharding_spec: Any) -> Tensor:
+def _adopted(offers: list[OfferedTensor], mesh: Any, sharding_spec: object) -> Tensor:
     for rank, offered in enumerate(offers):
         if not isinstance(offered, OfferedTensor):
             raise TypeError(
@@ -300,7 +300,7 @@ def _check_alike(offers: list[OfferedTensor], of: Any) -> None:
             )
 
 
-def _mesh_of_layout(engine: TensorEngine, mesh: Any, offers: dict[int, OfferedTensor]) -> ShardedMesh:
+def _mesh_of_layout(engine: TensorEngine, mesh: object, offers: dict[int, OfferedTensor]) -> ShardedMesh:
     """Return the mesh for DTensors on this device mesh."""
     places = {offered.layout.rank: rank for rank, offered in offers.items() if offered.layout is not None}
     layout = next(iter(offers.values())).layout
@@ -350,7 +350,7 @@ def _check_all_there(mesh: TensorMesh, offers: dict[int, Any]) -> None:
         )
 
 
-def _whole(target: ShardedMesh, offers: dict[int, OfferedTensor], spec: Any) -> tuple[Placements, tuple[int, ...]]:
+def _whole(target: ShardedMesh, offers: dict[int, OfferedTensor], spec: object) -> tuple[Placements, tuple[int, ...]]:
     """Return placements and size of the tensor with these parts."""
     first = offers[target.ranks[0]]
     placements = placements_of(spec, target.labels, torch.empty(first.size, device="meta"), target.name)

@@ -170,7 +170,7 @@ class Mesh(TrainingMethods):
 
     # -- work ---------------------------------------------------------------------------------------
 
-    def execute(self, fn: Callable[..., Any], batch: Any, sharding_spec: Any = "first") -> Any:
+    def execute(self, fn: Callable[..., object], batch: object, sharding_spec: object = "first") -> Any:
         """Call ``fn(batch)`` with the tensors of a batch distributed, and wait until the ranks have completed it.
 
         A step that fails or loses a rank therefore raises here, not later. After ``heal_mesh``, which restores the
@@ -187,7 +187,7 @@ class Mesh(TrainingMethods):
             RemoteException: an operation failed on a rank.
         """
 
-        def place(x: Any) -> Any:
+        def place(x: object) -> Any:
             if not isinstance(x, torch.Tensor) or type(x) is Tensor:
                 return x
             spec = sharding_spec
@@ -213,7 +213,7 @@ class Mesh(TrainingMethods):
         with activate_sharded(self._target):
             yield self
 
-    def distribute(self, tensor: torch.Tensor, sharding_spec: Any = None) -> Tensor:
+    def distribute(self, tensor: torch.Tensor, sharding_spec: object = None) -> Tensor:
         """Distribute a tensor over this mesh; see `monarch_kernel.distribute`."""
         self._check_open()
         return distribute_to(tensor, self._target, sharding_spec)
@@ -227,7 +227,7 @@ class Mesh(TrainingMethods):
         self._target.collect_costs()
         return self._target.engine.plan
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Mesh:
+    def __deepcopy__(self, memo: dict[int, object]) -> Mesh:
         """Return the mesh itself: the copy of a module is on the same ranks."""
         return self
 
@@ -262,10 +262,10 @@ class Mesh(TrainingMethods):
 
 
 #: The meshes for torch's device meshes of this process.
-_by_device_mesh: weakref.WeakKeyDictionary[Any, Mesh] = weakref.WeakKeyDictionary()
+_by_device_mesh: weakref.WeakKeyDictionary[object, Mesh] = weakref.WeakKeyDictionary()
 
 
-def mesh_from(mesh: Any) -> Mesh:
+def mesh_from(mesh: object) -> Mesh:
     """Return the `Mesh` for an argument: a `Mesh`, a proc mesh, or a device mesh of torch.
 
     Raises:
@@ -278,7 +278,9 @@ def mesh_from(mesh: Any) -> Mesh:
     raise TypeError(f"{type(mesh).__name__} is no mesh: give a Mesh, a proc mesh or a torch DeviceMesh")
 
 
-def distribute(tensor: torch.Tensor, mesh: Any, sharding_spec: Any = None, *, placements: Any = None) -> Tensor:
+def distribute(
+    tensor: torch.Tensor, mesh: object, sharding_spec: object = None, *, placements: object = None
+) -> Tensor:
     """Distribute a tensor over a mesh, in parts.
 
     ```python

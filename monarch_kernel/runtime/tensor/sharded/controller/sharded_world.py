@@ -339,7 +339,7 @@ class ShardedWorld:
                 self._share(engine, target.key)
 
     @staticmethod
-    def _share(engine: TensorEngine, key: tuple[Any, ...]) -> None:
+    def _share(engine: TensorEngine, key: tuple[object, ...]) -> None:
         everywhere(engine, sharing.share_mesh, key, *key)
 
     @staticmethod

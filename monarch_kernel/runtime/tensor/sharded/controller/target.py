@@ -71,7 +71,7 @@ def _min(x: Any) -> Any:
 def _vector_norm(
     x: Any,
     ord: float = 2,  # noqa: A002  # as in the schema
-    dim: Any = None,
+    dim: object = None,
     keepdim: bool = False,
     *,
     dtype: Any = None,
@@ -179,7 +179,7 @@ class ShardedMesh(TensorMesh):
         return [] if keeper is None else keeper
 
     @dead.setter
-    def dead(self, _: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]  # it may go
+    def dead(self, _: object) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]  # it may go
         """Ignore assignments by the base class."""
 
     def raise_error(self) -> None:
@@ -211,7 +211,7 @@ class ShardedMesh(TensorMesh):
         return result
 
     def _define(
-        self, key: Any, func: OpOverload, args: Any, kwargs: Any, ins: list[Tensor], fixed_floats: bool = False
+        self, key: object, func: OpOverload, args: Any, kwargs: Any, ins: list[Tensor], fixed_floats: bool = False
     ) -> Signature:
         if func not in self.composed:
             parts = _parts_of(func)
@@ -234,7 +234,7 @@ class ShardedMesh(TensorMesh):
             self._random.add(signature.number)
         return signature
 
-    def _new(self, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    def _new(self, func: OpOverload, *args: Any, **kwargs: Any) -> object:
         """Implement a torch operation without input tensors, whose result is replicated on every rank."""
         if getattr(kwargs.get("device"), "type", None) == "meta":
             with _disable_current_modes():
@@ -260,7 +260,7 @@ class ShardedMesh(TensorMesh):
         if hasattr(composed, "at_one_place"):
             return composed
 
-        def issue(*args: Any, **kwargs: Any) -> Any:
+        def issue(*args: Any, **kwargs: Any) -> object:
             if self._place is not None:
                 return composed(*args, **kwargs)
             self._place = frames.take(1, DEEP)
@@ -300,7 +300,7 @@ class ShardedMesh(TensorMesh):
 
         return tree_map(lift, (list(args), kwargs or {}))
 
-    def sharded_values(self, what: str) -> Any:
+    def sharded_values(self, what: str) -> object:
         """Return the operations of this mesh's handles."""
         return values
 

@@ -92,7 +92,7 @@ class Handover:
 Placements = tuple[Placement, ...]
 
 
-def placements_of(spec: Any, labels: tuple[str, ...], tensor: torch.Tensor, mesh: str) -> Placements:
+def placements_of(spec: object, labels: tuple[str, ...], tensor: torch.Tensor, mesh: str) -> Placements:
     """Return the placements that `spec` describes for a tensor.
 
     Args:
@@ -172,7 +172,7 @@ def _dimension(dim: int, tensor: torch.Tensor) -> int:
     return dim % tensor.dim()
 
 
-def distribute(tensor: torch.Tensor, target: ShardedMesh, spec: Any) -> Tensor:
+def distribute(tensor: torch.Tensor, target: ShardedMesh, spec: object) -> Tensor:
     """Distribute a local tensor over the ranks and return its handle; see `monarch_kernel.distribute`."""
     if type(tensor) is Tensor:
         if tensor._spec.mesh is not target:
@@ -193,7 +193,7 @@ def distribute(tensor: torch.Tensor, target: ShardedMesh, spec: Any) -> Tensor:
     return made
 
 
-def redistribute(tensor: Tensor, spec: Any) -> Tensor:
+def redistribute(tensor: Tensor, spec: object) -> Tensor:
     """Change the layout of a tensor. Gradients pass."""
     target = _mesh_of(tensor)
     placements = placements_of(spec, target.labels, tensor, target.name)
@@ -254,7 +254,7 @@ class _Distribute(torch.autograd.Function):
         return target.put(tensor, placements)
 
     @staticmethod
-    def backward(ctx: object, gradient: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: object, gradient: Any) -> object:  # type: ignore[override]
         return full_tensor(gradient.detach()), None, None
 
 
@@ -268,7 +268,7 @@ class _Redistribute(torch.autograd.Function):
         )
 
     @staticmethod
-    def backward(ctx: object, gradient: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: object, gradient: object) -> object:  # type: ignore[override]
         return gradient, None, None
 
 
@@ -280,7 +280,7 @@ class _FullTensor(torch.autograd.Function):
             return target.value_of(tensor, "full_tensor()")
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> object:  # type: ignore[override]
         return ctx.target.put(gradient), None
 
 

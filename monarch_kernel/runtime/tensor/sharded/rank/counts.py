@@ -27,7 +27,7 @@ class Counts:
         self.by_record: dict[int, tuple[dict[str, int], dict[str, int], list[int]]] = {}
         self.tell: Callable[[str, int, int], None] | None = None
 
-    def moved(self, source: Any, target: Any, size: int) -> None:
+    def moved(self, source: object, target: object, size: int) -> None:
         """Count a layout change by DTensor."""
         self.moves += 1
         self.bytes += size
@@ -92,7 +92,7 @@ def count_redistributions() -> None:
     dispatcher.redistribute_local_args = counted
 
 
-def _leaves(tree: Any) -> list[Any]:
+def _leaves(tree: object) -> list[Any]:
     if isinstance(tree, (list, tuple)):
         return [leaf for branch in tree for leaf in _leaves(branch)]
     return [tree]

@@ -24,7 +24,9 @@ DRAWN = 1 << 20
 BLOCK = 16
 
 
-def filled(key: Any, placements: Sequence[Placement], size: Sequence[int], dtype: torch.dtype, value: Any) -> DTensor:
+def filled(
+    key: object, placements: Sequence[Placement], size: Sequence[int], dtype: torch.dtype, value: Any
+) -> DTensor:
     """Create a tensor filled with one number, or an uninitialised tensor if the number is None."""
     mesh = rules_of(here().store.extras).meshes[key]
     shape, _ = compute_local_shape_and_global_offset(torch.Size(size), mesh, placements)
@@ -35,7 +37,9 @@ def filled(key: Any, placements: Sequence[Placement], size: Sequence[int], dtype
     return of_part(local, mesh, placements, size)
 
 
-def drawn(key: Any, placements: Sequence[Placement], size: Sequence[int], dtype: torch.dtype, normal: bool) -> DTensor:
+def drawn(
+    key: object, placements: Sequence[Placement], size: Sequence[int], dtype: torch.dtype, normal: bool
+) -> DTensor:
     """Draw the random numbers of one device: every rank draws all of them, piece by piece, and keeps its part.
 
     Args:
@@ -62,13 +66,13 @@ def drawn(key: Any, placements: Sequence[Placement], size: Sequence[int], dtype:
     return of_part(local, mesh, placements, size)
 
 
-def counted(key: Any, placements: Sequence[Placement], dtype: torch.dtype, bounds: tuple[Any, Any, Any]) -> DTensor:
+def counted(key: object, placements: Sequence[Placement], dtype: torch.dtype, bounds: tuple[Any, Any, Any]) -> DTensor:
     """Create ``torch.arange(*bounds)``."""
     mesh = rules_of(here().store.extras).meshes[key]
     return part_of(torch.arange(*bounds, dtype=dtype, device=current_executor.of_rank()), mesh, placements)
 
 
-def made_whole(key: Any, name: str, args: Any, kwargs: dict[str, Any], random: bool) -> Any:
+def made_whole(key: object, name: str, args: Any, kwargs: dict[str, Any], random: bool) -> object:
     """Run a torch operation without tensor arguments. Its result is replicated on every rank."""
     rules = rules_of(here().store.extras)
     mesh = rules.meshes[key]

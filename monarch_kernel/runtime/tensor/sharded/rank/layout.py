@@ -66,7 +66,7 @@ def strides_ordered_as(like: torch.Tensor, shape: Sequence[int]) -> tuple[int, .
 
 def dtensor_of(local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], meta: TensorMeta) -> DTensor:
     """Create the DTensor with this part, sharing its memory."""
-    make: Any = DTensor
+    make = DTensor
     return make(local.detach(), DTensorSpec(mesh, tuple(placements), tensor_meta=meta), requires_grad=False)
 
 
@@ -136,7 +136,7 @@ def run_whole(op: OpOverload, args: Any, kwargs: Any) -> Any:
     return tree_map(scattered, out)
 
 
-def run_replicated(op: OpOverload, args: Any, kwargs: Any) -> Any:
+def run_replicated(op: OpOverload, args: Any, kwargs: Any) -> object:
     """Run an operation whose inputs are all replicated. It runs here as on one device, including views."""
     flat, tree = tree_flatten((list(args), kwargs))
     given = [x for x in flat if isinstance(x, DTensor)]
@@ -144,7 +144,7 @@ def run_replicated(op: OpOverload, args: Any, kwargs: Any) -> Any:
     new_args, new_kwargs = tree_unflatten([x._local_tensor if isinstance(x, DTensor) else x for x in flat], tree)
     out = op(*new_args, **new_kwargs)
 
-    def wrapped(result: Any) -> Any:
+    def wrapped(result: Any) -> object:
         if not isinstance(result, torch.Tensor):
             return result
         return originals[id(result)] if id(result) in originals else replicated(result, given[0].device_mesh)

@@ -104,9 +104,7 @@ class MeshGenerator:
     @contextmanager
     def active(self, device: torch.device) -> Generator[None]:
         """Make draws from torch's default generator of a device use this generator in the block."""
-        default: Any = (
-            torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
-        )
+        default = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
         self.keep(here().at)
         before = default.get_state()
         state = self._states.get(device.type)
@@ -121,10 +119,10 @@ class MeshGenerator:
             default.set_state(before)
 
 
-def random_rule(op: OpOverload, generator: MeshGenerator) -> Callable[..., Any]:
+def random_rule(op: OpOverload, generator: MeshGenerator) -> Callable[..., object]:
     """Return the function to call instead of a random operation."""
 
-    def fill(x: DTensor, *args: Any, **kwargs: Any) -> DTensor:
+    def fill(x: DTensor, *args: object, **kwargs: object) -> DTensor:
         local = x._local_tensor
         whole = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=local.device)
         with generator.active(local.device):
@@ -132,14 +130,14 @@ def random_rule(op: OpOverload, generator: MeshGenerator) -> Callable[..., Any]:
         write(x, whole)
         return x
 
-    def like(x: DTensor, *args: Any, **kwargs: Any) -> DTensor:
+    def like(x: DTensor, *args: object, **kwargs: object) -> DTensor:
         local = x._local_tensor
         with generator.active(local.device):
             whole = op(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=local.device), *args, **kwargs)
         layout = [p if not p.is_partial() else _REPLICATE for p in x.placements]
         return part_of(whole, x.device_mesh, layout)
 
-    def any_other(*args: Any, **kwargs: Any) -> Any:
+    def any_other(*args: object, **kwargs: object) -> object:
         device = next(x for x in _flat((args, kwargs)) if isinstance(x, DTensor))._local_tensor.device
         with generator.active(device):
             return run_whole(op, args, kwargs)
@@ -152,5 +150,5 @@ def random_rule(op: OpOverload, generator: MeshGenerator) -> Callable[..., Any]:
 _REPLICATE = Replicate()
 
 
-def _flat(tree: Any) -> list[Any]:
+def _flat(tree: object) -> list[Any]:
     return tree_leaves(tree)

@@ -344,7 +344,7 @@ def _gather(op: Any, fallback: Run) -> Run:
     return run
 
 
-def _locals(tree: Any) -> Any:
+def _locals(tree: object) -> Any:
     return tree_map(lambda x: x._local_tensor if isinstance(x, DTensor) else x, tree)
 
 
@@ -422,7 +422,7 @@ class KnownLayouts:
 
     def __init__(self) -> None:
         self.results: dict[Key, Any] = {}
-        self._met: dict[Key, tuple[Any, ...]] = {}
+        self._met: dict[Key, tuple[object, ...]] = {}
         self._others: set[Key] = set()
         self._lock = threading.Lock()
 
@@ -438,7 +438,7 @@ class KnownLayouts:
         self._met[key] = tuple([x._spec for x in inputs])
         return False
 
-    def note(self, inputs: Sequence[Any], result: Any) -> None:
+    def note(self, inputs: Sequence[Any], result: object) -> None:
         """Record the outcome of a watched call.
 
         Args:
@@ -565,14 +565,14 @@ def _ran_on_parts(op: OpOverload, ran: list[tuple[Any, Any, Any, Any]], args: An
     return all(_is_same(ours[name], theirs[name]) for name in ours)
 
 
-def _by_name(op: OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:
+def _by_name(op: OpOverload, args: Any, kwargs: Any) -> dict[str, object]:
     """Return the arguments of a call by name, including defaults."""
     arguments = op._schema.arguments
     given = dict(zip([a.name for a in arguments], args)) | kwargs
     return {a.name: given.get(a.name, a.default_value) for a in arguments}
 
 
-def _is_same(ours: Any, theirs: Any) -> bool:
+def _is_same(ours: object, theirs: object) -> bool:
     if isinstance(ours, torch.Tensor):
         return type(ours) is DTensor and theirs is ours._local_tensor
     if isinstance(ours, (list, tuple)):
@@ -687,7 +687,7 @@ class OperationRules:
             raise TypeError(f"the DTensor is on {theirs}, and was to be on {mesh}: adopt() takes it where it is")
         return dtensor_of(value._local_tensor, mesh, value.placements, value._spec.tensor_meta)
 
-    def _on_whole(self, op: OpOverload, name: str, definition: int) -> Callable[..., Any]:
+    def _on_whole(self, op: OpOverload, name: str, definition: int) -> Callable[..., object]:
         def fallback(*args: Any, **kwargs: Any) -> Any:
             given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, DTensor)]
             if not given:
@@ -714,7 +714,7 @@ def rules_of(extras: dict[str, Any]) -> OperationRules:
     return found
 
 
-def _with_fallback(op: OpOverload, fallback: Callable[..., Any]) -> Callable[..., Any]:
+def _with_fallback(op: OpOverload, fallback: Callable[..., Any]) -> Callable[..., object]:
     op = bare(op)
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -734,7 +734,7 @@ def _has_no_way(error: Exception) -> bool:
     return "Sharding propagation failed" in text or "does not have a sharding strategy" in text
 
 
-def _not_into_terms(run: Callable[..., Any], fallback: Callable[..., Any]) -> Callable[..., Any]:
+def _not_into_terms(run: Callable[..., Any], fallback: Callable[..., Any]) -> Callable[..., object]:
     def write(*args: Any, **kwargs: Any) -> Any:
         x = args[0] if args else None
         if isinstance(x, DTensor) and any(p.is_partial() for p in x.placements):
@@ -744,7 +744,7 @@ def _not_into_terms(run: Callable[..., Any], fallback: Callable[..., Any]) -> Ca
     return write
 
 
-def _writing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
+def _writing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., object]:
     """Wrap a writing operation, so that views of the written tensor also change."""
     places = [
         (n, a.name) for n, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
@@ -763,7 +763,7 @@ def _writing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
     return write
 
 
-def _viewing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
+def _viewing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., object]:
     """Wrap a view operation, so that a view whose layout required a copy is recorded as a view."""
 
     def view(x: Any, *args: Any, **kwargs: Any) -> Any:

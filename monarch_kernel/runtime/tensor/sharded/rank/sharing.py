@@ -76,14 +76,14 @@ def report_to(port: Any, group: int) -> None:
         group: the number of the process group.
     """
 
-    def report(failed: FailedValue, inputs: Sequence[Any]) -> None:
+    def report(failed: FailedValue, inputs: Sequence[object]) -> None:
         ranks = {r for x in inputs if isinstance(x, DTensor) for r in x.device_mesh.mesh.flatten().tolist()}
         port.send((group, failed, sorted(ranks)))
 
     here().store.report = report
 
 
-def generator() -> Any:
+def generator() -> object:
     """Return the random states."""
     return rules().generator.get()
 
@@ -107,18 +107,18 @@ class StreamPosition(Actor):
         return self._store.at()
 
 
-def share_mesh(key: Any, ranks: Sequence[int], sizes: Sequence[int], labels: Sequence[str]) -> None:
+def share_mesh(key: object, ranks: Sequence[int], sizes: Sequence[int], labels: Sequence[str]) -> None:
     """Create the device mesh of a program. All ranks of the world call this, including ranks outside of the mesh.
 
     After a process group was formed again, the meshes of programs use the new group.
     """
     grid = torch.tensor(list(ranks)).view(*sizes)
-    made: Any = DeviceMesh(current_executor.of_rank().type, grid, mesh_dim_names=tuple(labels))
+    made = DeviceMesh(current_executor.of_rank().type, grid, mesh_dim_names=tuple(labels))
     known = rules().shared.setdefault(key, made)
     known._dim_group_names, known._pg_registry = made._dim_group_names, made._pg_registry
 
 
-def device_mesh_here(engine: str, key: Any) -> DeviceMesh:
+def device_mesh_here(engine: str, key: object) -> DeviceMesh:
     """Return the device mesh for programs, which a `Mesh` becomes as an argument of an endpoint."""
     return rules_of(awaited_store(engine).extras).shared[key]
 
@@ -126,7 +126,7 @@ def device_mesh_here(engine: str, key: Any) -> DeviceMesh:
 def adopted(
     number: int,
     offers: dict[int, int],
-    key: Any,
+    key: object,
     placements: Sequence[Placement],
     size: tuple[int, ...],
     stride: tuple[int, ...],

@@ -57,7 +57,7 @@ def begin(notes: Any) -> None:
     counts.tell = tell if here().rank == 0 else None  # one rank reports, because all do the same
 
 
-def make_mesh(key: Any, ranks: Sequence[int], sizes: Sequence[int], labels: Sequence[str], strict: bool) -> None:
+def make_mesh(key: object, ranks: Sequence[int], sizes: Sequence[int], labels: Sequence[str], strict: bool) -> None:
     """Create a device mesh of some ranks of the world.
 
     All ranks of the world call this, including ranks outside of the mesh.
@@ -79,7 +79,7 @@ def make_mesh(key: Any, ranks: Sequence[int], sizes: Sequence[int], labels: Sequ
     be_strict(key, strict)
 
 
-def be_strict(key: Any, strict: bool) -> None:
+def be_strict(key: object, strict: bool) -> None:
     """Set whether operations without a rule for a layout are refused on a mesh."""
     found = rules()
     meshes = found.strict
@@ -104,7 +104,7 @@ def local_part(x: DTensor) -> torch.Tensor:
     return x.to_local().detach()
 
 
-def take_counts() -> Any:
+def take_counts() -> object:
     """Return the costs of sharded operations since the last call, by record."""
     return counts.take()
 
