@@ -46,11 +46,16 @@ class BufferingProxy:
 
         async def abort() -> int:
             cut = list(self._sockets)
+            self._sockets.clear()
             for each in cut:
                 each.transport.abort()
             return len(cut)
 
         return asyncio.run_coroutine_threadsafe(abort(), self._loop).result(20)
+
+    def sockets(self) -> int:
+        """How many WebSockets there are."""
+        return len(self._sockets)
 
     async def _serve(self) -> None:
         server = await asyncio.start_server(self._handle, "127.0.0.1", 0)
