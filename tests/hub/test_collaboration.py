@@ -14,7 +14,7 @@ from tests.browser.lab import Lab, Server
 from tests.browser.panel import Panel
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 RUNS = "import os, time\nprint('begun')\nwhile not os.path.exists('{0}'):\n    time.sleep(0.02)\nprint('over')"
 CELLS = (
