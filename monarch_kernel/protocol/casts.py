@@ -7,7 +7,7 @@ the message once. ``runtime.node.relay`` documents the protocol.
 
 from array import array
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -23,7 +23,8 @@ class CastBranch(msgspec.Struct, array_like=True, frozen=True):
     """One host agent in a group's tree, and the members on its host."""
 
     agent: ProcRef
-    size: int  # the number of agents in this branch, including this one
+    # The number of agents in this branch, including this one: a receiver that steps over branches of none never ends.
+    size: Annotated[int, msgspec.Meta(ge=1)]
     procs: list[str]
     ranks: list[int]  # the position of each proc in the addressed slice
 
@@ -36,7 +37,7 @@ class CastGroup(Message, tag=60):
 
     group: int
     source: ProcRef
-    branches: list[CastBranch]
+    branches: Annotated[list[CastBranch], msgspec.Meta(min_length=1)]
 
 
 class Cast(Message, tag=61):

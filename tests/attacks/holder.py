@@ -110,14 +110,14 @@ def typed(chance: random.Random) -> bytes:
 
 def _value(kind: Any, chance: random.Random, depth: int) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Annotated or (args and hasattr(kind, "__metadata__")):
-        return chance.choice([0.0, 1.0, -1.0, 1e300, float("nan"), float("inf")])
+    if origin is typing.Annotated:
+        return _value(args[0], chance, depth)
     if origin in (typing.Union, __import__("types").UnionType):
         return _value(chance.choice(args), chance, depth)
     if kind is int:
         return chance.choice([0, 1, -1, 7, 2**31, 2**62, -(2**62)])
     if kind is float:
-        return chance.choice([0.0, -1.0, 1e300, float("nan"), float("inf")])
+        return chance.choice([0.0, 1.0, -1.0, 1e300, float("nan"), float("inf")])
     if kind is bool:
         return chance.random() < 0.5
     if kind is str:

@@ -60,7 +60,6 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.serialize import Apart, Body, padded
 from monarch_kernel.runtime.node.interfaces import PeerLink
-from monarch_kernel.runtime.node.link import LinkError
 from monarch_kernel.runtime.node.poller import Timer
 
 if TYPE_CHECKING:
@@ -409,9 +408,6 @@ class Relay:
 
     def _on_group(self, link: PeerLink, message: CastGroup, _body: Body) -> None:
         ref: ProcRef = message.source
-        branches = message.branches
-        if not branches or min(branch.size for branch in branches) < 1:
-            raise LinkError("the branches of a cast have no sizes")
         if ref.gateway in self.node.deaths:
             return  # it has declared this agent dead; messages that still arrive through others have gaps
         source = self._source(ref.id, ref.gateway)
@@ -422,6 +418,7 @@ class Relay:
         node.learn(ref)
         if not source.groups and ref.agent != ref.id:
             node.watch([ref.id])
+        branches = message.branches
         if source.lost:  # the source routes to these through this agent, so it does not know that they are lost
             wanted = source.lost.intersection(branch.agent.id for branch in branches)
             source.told = {(parent, agent) for parent, agent in source.told if agent not in wanted}
