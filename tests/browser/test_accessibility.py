@@ -40,17 +40,15 @@ pytestmark = [
 ]
 
 
-def findings(page: Any, *within: str, only: str = "") -> list[str]:
-    """Return the serious findings in the elements that selectors name, each with its first elements.
-
-    Args:
-        only: the one rule to check, not all of `RULES`.
-    """
+def findings(page: Any, *within: str) -> list[str]:
+    """Return the serious findings in the elements that selectors name, each with its first elements."""
     if not page.evaluate("() => 'axe' in window"):
         page.evaluate(AXE.read_text())
     found = page.evaluate(
-        """([within, runOnly]) => axe.run({include: within.map(each => [each])}, {runOnly})""",
-        [list(within), {"type": "rule", "values": [only]} if only else {"type": "tag", "values": RULES}],
+        """([within, rules]) => axe.run(
+            {include: within.map(each => [each])}, {runOnly: {type: 'tag', values: rules}}
+        )""",
+        [list(within), RULES],
     )
     assert found["passes"], "axe has seen nothing there"
     return [
