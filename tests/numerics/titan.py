@@ -62,11 +62,12 @@ def main() -> None:
     parser = argparse.ArgumentParser("titan")
     parser.add_argument("what", choices=("train", "check"))
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
+    given = parser.parse_args()
+    folder = given.folder
     torch.set_num_threads(1)
     logging.disable(logging.INFO)
     warnings.simplefilter("ignore")
-    if parser.parse_args().what == "train":
+    if given.what == "train":
         print(json.dumps(trained(folder)))
     else:
         print(json.dumps({"comparison": compared(folder / "right"), "replay": replayed(folder, folder / "step", 3)}))

@@ -513,7 +513,7 @@ def interrupts_at_any_moment() -> None:
         nonlocal ignored
         begun.wait(DEADLINE)
         signal.pthread_kill(main, signal.SIGINT)
-        while not taken.wait(5.0):  # where Python runs a finalizer at that moment, it prints the interrupt and goes on
+        while not taken.wait(5.0):  # a callback of weakref took it: Python prints it there, and goes on
             ignored += 1
             signal.pthread_kill(main, signal.SIGINT)
 
