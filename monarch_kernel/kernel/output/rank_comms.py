@@ -87,7 +87,7 @@ class RankComms:
         self._session = session
         self._parent_of = parent_of
         self._proxies: dict[str, _Proxy] = {}
-        self._states: dict[str, dict[str, Any]] = {}  # pending updates
+        self._states: dict[str, dict[str, Any]] = {}  # pending updates, under the lock
         self._lock = threading.Lock()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -139,7 +139,7 @@ class RankComms:
                 if first:
                     self._post(self._send_states)
                 return
-        self._send_state(number)
+            self._send_state(number, self._states.pop(number, None))
         self._send(proxy, kind, message)
         if kind == "comm_close":
             self._forget(number)
@@ -159,14 +159,15 @@ class RankComms:
 
     def _send_states(self) -> None:
         time.sleep(PERIOD)
-        for number in list(self._states):
-            self._send_state(number)
+        with self._lock:  # held until all are sent, so that a later state does not overtake one
+            states, self._states = self._states, {}
+            for number, state in states.items():
+                self._send_state(number, state)
 
-    def _send_state(self, number: str) -> None:
-        with self._lock:  # held during the send, so that a later state does not overtake it
-            state, proxy = self._states.pop(number, None), self._proxies.get(number)
-            if state is not None and proxy is not None:
-                self._send(proxy, "comm_msg", {"data": {"method": "update", "state": state, "buffer_paths": []}})
+    def _send_state(self, number: str, state: dict[str, Any] | None) -> None:
+        proxy = self._proxies.get(number)
+        if state is not None and proxy is not None:
+            self._send(proxy, "comm_msg", {"data": {"method": "update", "state": state, "buffer_paths": []}})
 
     # -- to ranks ------------------------------------------------------------------------------
 
@@ -239,7 +240,8 @@ class RankComms:
 
     def _forget(self, number: str) -> bool:
         self._kernel.comm_manager.comms.pop(number, None)
-        self._states.pop(number, None)
+        with self._lock:
+            self._states.pop(number, None)
         return self._proxies.pop(number, None) is not None
 
     # -- the thread ----------------------------------------------------------------------------
