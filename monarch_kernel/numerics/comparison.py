@@ -63,6 +63,8 @@ _SPACING = {
 }
 #: Summaries are sums in single precision.
 _LEAST = 8 * _SPACING["float32"]
+#: Sums of figures, which are in double precision, differ by less where parts of a tensor make up the same one.
+_OF_SUMS = 1e-12
 #: A tolerance is this many times the distance that perturbed inputs caused, because one run is one sample.
 _OF_NOISE = 10.0
 #: Neighbours in program order whose noise counts for a tensor.
@@ -483,6 +485,8 @@ def distance(first: WholeTensor, second: WholeTensor, scale: float = 1.0) -> tup
         found.append(abs(first.maximum - second.maximum / scale))
     if first.projection is not None and second.projection is not None:
         found.append(abs(first.projection - second.projection / scale))
+    if not (first.hash and second.hash) and max(found) < _OF_SUMS * base:
+        return 0.0, 0.0
     return max(found) / base, norms / base
 
 
@@ -531,8 +535,8 @@ class Tolerances:
         moved = any(self._noise.values())
         if noises and not moved:
             self.notes.append(
-                "The perturbed run is equal to the reference in every bit, so tolerances are estimated: its inputs may "
-                "be integers."
+                "The perturbed run is equal to the reference in every bit, so tolerances are estimated: was it "
+                "recorded with perturb=1?"
             )
         self.is_estimate = not moved
         self._smooth = self._smoothed(order) if moved else {}
@@ -939,7 +943,8 @@ class _Judge:
             return math.inf, math.inf
         if not base or first.projection is None or second.projection is None:
             return 0.0, 0.0
-        return abs(first.projection - second.projection) / max(base, *norms), 0.0
+        apart = abs(first.projection - second.projection) / max(base, *norms)
+        return (apart, 0.0) if apart >= _OF_SUMS else (0.0, 0.0)
 
     def _reduced(self, key: Key, one: Sequence[RecordedPart], two: Sequence[RecordedPart]) -> _Outcome | None:
         """Compare local gradients as far as sums and means over ranks agree. If not, the reduced ones tell."""

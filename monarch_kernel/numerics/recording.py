@@ -577,7 +577,8 @@ class StepRecorder(Subscriber):
         self._full = full
         self._keep = keep
         self._perturb = perturb
-        self._perturbs_embeddings = False
+        self._has_floats = True  # whether the model's inputs have floating-point numbers, which `perturb` moves
+        self._embeddings: set[str] = set()  # else, the modules whose outputs it moves
         self._placements = Placements(placements, rank, world_size)
         self._topics = frozenset[Topic]().union(*(_TOPICS[each] for each in what))
         self._waits = waits
@@ -722,7 +723,7 @@ class StepRecorder(Subscriber):
             if not event.place.first:
                 return
             if self._perturb and event.is_root:
-                self._perturbs_embeddings = not any(each.is_floating_point() for _, each in event.inputs())
+                self._has_floats = any(each.is_floating_point() for _, each in event.inputs())
                 event.args = cast("tuple[Any, ...]", self._moved(event.args))
                 event.kwargs = cast("dict[str, Any]", self._moved(event.kwargs))
             if not self._records(event):
@@ -733,12 +734,22 @@ class StepRecorder(Subscriber):
     def forward(self, event: ModuleCall) -> None:
         """See `Subscriber`."""
         with self._guarded():
-            if self._perturbs_embeddings and isinstance(event.module, nn.Embedding):
+            if not self._has_floats and self._embeds(event):
+                self._embeddings.add(event.place.name)
                 event.output = self._moved(event.output)
             if event.place.last and self._records(event):
                 for label, tensor in event.outputs():
                     name = f"{event.place.name}:output" + (f":{label}" if label else "")
                     self._add(event.place, "forward", "output", label, name, tensor)
+
+    def _embeds(self, event: ModuleCall) -> bool:
+        """Return whether a module makes floating-point numbers of what is none, and no module inside of it does."""
+        inside = f"{event.place.name}." if event.place.name else ""
+        return (
+            not event.is_root
+            and not any(each.is_floating_point() for _, each in event.inputs())
+            and not any(name.startswith(inside) for name in self._embeddings - {event.place.name})
+        )
 
     def backward(self, event: ModuleGradient) -> None:
         """See `Subscriber`."""
@@ -1131,8 +1142,8 @@ def record(
         full: also keep the tensors themselves.
         keep: the fraction of tensors that `full` keeps. All ranks and runs keep the same ones.
         folder: the folder; by default, one of that name in `recordings_folder()`.
-        perturb: move floating-point inputs of the model (or, if it has none, the outputs of its embeddings) by this
-            many units in the last place, to see how far rounding alone moves each tensor.
+        perturb: move floating-point inputs of the model by this many units in the last place, to see how far rounding
+            alone moves each tensor; if it has none, the outputs of modules that have none, such as embeddings.
         replace: overwrite an earlier recording of that name.
         rank, world_size: of this process; by default, those of `torch.distributed`, of the mesh, or of the environment.
         waits: do not begin before `StepRecorder.begin`.

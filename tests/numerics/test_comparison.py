@@ -339,6 +339,26 @@ def test_a_batch_split_over_ranks_is_the_same_batch() -> None:
     assert "ranks 0-3 have the same part" in found.first.suggests
 
 
+@pytest.mark.parametrize("is_placed", [False, True])
+def test_integers_in_parts_are_the_same_integers(is_placed: bool) -> None:
+    """Figures of parts add up to those of the whole but for the rounding of sums; one wrong token is more than that."""
+    kind = {"phase": "forward", "kind": "input"}
+    for seed in range(60):
+        tokens = torch.randint(32_000, (4, 8), generator=torch.Generator().manual_seed(seed))
+        wrong = tokens.clone()
+        wrong[seed % 4, seed % 8] += 1
+        verdicts: list[bool | None] = []
+        for batch in (tokens, wrong):
+            ranks: list[Entry] = []
+            for rank in range(4):
+                row, column = 2 * (rank // 2), 4 * (rank % 2)
+                placement = Placement((4, 8), (row, column)) if is_placed else None
+                part = batch[row : row + 2, column : column + 4]
+                ranks.append(entry("", part, rank, placement=placement, **kind))
+            verdicts.append(compared([entry("", tokens, **kind)], ranks).equal)
+        assert verdicts == [True, False], seed
+
+
 def test_a_missing_reduction_of_an_activation_is_named_at_its_source() -> None:
     """Row-parallel output that nobody sums is right as a sum over ranks; what follows is wrong."""
     part = [whole(4, 6, seed=seed) for seed in (1, 2)]

@@ -330,6 +330,37 @@ def test_perturbing_moves_tensors_by_rounding(alone: Recording, tmp_path: Path) 
             assert moved[key].norm == pytest.approx(whole[key].norm, rel=1e-4, abs=1e-6)
 
 
+class OwnEmbedding(nn.Module):
+    """Makes numbers of words as one in a sharded vocabulary does, without `nn.Embedding`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(WORDS, WIDTH))
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return nn.functional.embedding(words, self.weight)
+
+
+def test_perturbing_moves_what_the_first_modules_make_of_words(tmp_path: Path) -> None:
+    """The inputs are integers: what moves is the output of each module that has only these, and of none around it."""
+    found: list[dict[Key, Entry]] = []
+    for units in (0, 1):
+        net = Net()
+        net.embed = nn.Sequential(OwnEmbedding())  # type: ignore[assignment]
+        with record("moved", folder=tmp_path / str(units), perturb=units):
+            train(net, steps=1)
+        found.append(keyed(Recording.open(tmp_path / str(units)).entries()))
+    whole, moved = found
+    outputs = {key[5]: key for key in whole if key[0] == 0 and key[4] == "output"}
+    for name in ("embed.0", "embed", "layers.0", "head"):
+        key = outputs[name]
+        assert whole[key].hash != moved[key].hash, name
+        assert moved[key].norm == pytest.approx(whole[key].norm, rel=1e-4)
+    # The outer module did not move it once more.
+    assert moved[outputs["embed.0"]].hash == moved[outputs["embed"]].hash
+
+
 # -- ends ----------------------------------------------------------------------------------------
 
 
