@@ -18,6 +18,7 @@ import os
 import re
 import select
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -43,6 +44,8 @@ DURATIONS = TESTS / "durations.json"
 BATCH = 30.0
 #: No file outside the lane of engines may compute longer (seconds).
 LIMIT = 20.0
+#: What `_computation` takes where that limit was set (seconds of processor time). Records are in its seconds.
+COMPUTATION = 0.015
 #: What is assumed for a file that was never recorded, by its size (seconds a byte).
 GUESS = 1 / 2000
 #: How busy the cores may be when one more batch begins than ``--jobs``, and how many times as many there may be.
@@ -426,12 +429,25 @@ class Suite:
             batch.counts["failed"] += 1  # the number of further failures is unknown
         if ended.left:
             batch.failed.append(f"{batch.name} left processes behind: {'; '.join(ended.left)}")
-        took = shares(batch, ended, folder)
-        for path, each in took.items():
-            if self._record is not None and ended.code == 0:
+        if self._record is not None and ended.code == 0:
+            slower = _computation() / COMPUTATION
+            for path, each in shares(batch, ended, folder).items():
+                each.computed = round(each.computed / slower, 1)
                 self._record.files[str(path.relative_to(TESTS))] = each
-                self._record.write()
+            self._record.write()
         tell(batch, ended)
+
+
+def _computation() -> float:
+    """The processor time of a fixed computation: more on a slower machine, and while its cores are shared."""
+
+    def once() -> float:
+        began, table = time.process_time(), dict[int, int]()
+        for at in range(200_000):
+            table[at & 1023] = at * 7 ^ at >> 3
+        return time.process_time() - began
+
+    return statistics.median(once() for _ in range(5))
 
 
 def shares(batch: Batch, ended: Ended, folder: Path) -> dict[Path, Took]:

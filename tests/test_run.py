@@ -83,6 +83,21 @@ def test_what_was_recorded_is_read_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert Record.read() == kept
 
 
+def test_what_is_recorded_is_that_of_a_usual_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one that computes twice as slowly, half of the processor time is recorded."""
+    monkeypatch.setattr(run, "DURATIONS", tmp_path / "durations.json")
+    for slower, recorded in ((1, 9.0), (2, 4.5)):
+        monkeypatch.setattr(run, "_computation", lambda slower=slower: slower * run.COMPUTATION)
+        folder = tmp_path / f"{slower}" / "0"
+        folder.mkdir(parents=True)
+        (folder / "output").write_text("")
+        (folder / "computed").write_text(f"{TESTS / 'test_run.py'} 9.0\n")
+        batch = run.Batch([TESTS / "test_run.py"], False)
+        suite = run.Suite([batch], folder.parent, [], Record())
+        suite._finish(batch, Ended(0, 0, 9.0, 9.0, []))
+        assert Record.read().files["test_run.py"].computed == recorded
+
+
 # -- what a change can reach -------------------------------------------------------------------------
 
 
