@@ -1175,8 +1175,7 @@ class _Judge:
             alike = clusters(second.parts, exact)
             if len(alike) == 1 and len(second.parts) > 1:
                 found.append(f"{_ranks(second.ranks)} have the same part, which should be different ones")
-        single = _single_element(first, second)
-        if single:
+        if factor is None and (single := _single_element(first, second)):
             found.append(single)
         found += self._of_tensors(first, second)
         return found

@@ -318,6 +318,18 @@ def test_figures_suggest_what_happened(parts: Callable[[torch.Tensor], list[torc
         assert first.ranks == (3,)
 
 
+def test_one_factor_for_all_elements_is_no_single_one() -> None:
+    """In a tensor with one large element, a factor of all is close to a change of that one."""
+    gradient = torch.tensor([0.01, -0.02, 1.0, 0.03])
+    first = compared([entry("bias", gradient)], [entry("bias", 2.115 * gradient)]).first
+    assert first is not None
+    assert first.suggests == "every element is 2.115 times that of the reference"
+    changed = gradient.clone()
+    changed[1] = 50
+    first = compared([entry("bias", gradient)], [entry("bias", changed)]).first
+    assert first is not None and "a single element explains it" in first.suggests
+
+
 def _offsets(count: int) -> list[torch.Tensor]:
     """Return tensors whose sum is zero."""
     found = [whole(8, 12, seed=10 + at) for at in range(count)]
