@@ -73,8 +73,14 @@ _NEIGHBOURS = 8
 _OF_SPACING = 8.0
 #: Differences up to this many tolerances are doubtful.
 _DOUBTFUL, _DOUBTFUL_ESTIMATE = 4.0, 30.0
-#: With estimated tolerances, smaller distances of optimizer states are doubtful: optimizers divide by small gradients.
+#: Smaller distances of norms of optimizer states are doubtful: optimizers divide by small gradients.
 _DOUBTFUL_UPDATE = 0.02
+#: So are distances that so few elements explain, whose gradients are so small that rounding turns their signs.
+_TURNED = 2
+#: Smaller distances are doubtful if the precision is unknown.
+_DOUBTFUL_BLIND = 0.1
+#: The depth of tensors whose modules were not recorded.
+_DEPTH = 64
 #: A result shows that a difference has no effect if its own distance is this many times smaller.
 _UNDONE = 10.0
 #: A smaller change of a parameter outside of its optimizer is rounding of its summaries.
@@ -148,6 +154,7 @@ class _Outcome:
         by_norm: the part of the distance that is between norms.
         is_same: whether all bytes are the same.
         is_before: whether it changed before its step began.
+        is_blind: whether it is unknown in which precision it was computed.
     """
 
     key: Key
@@ -163,6 +170,7 @@ class _Outcome:
     by_norm: float = 0.0
     is_same: bool = False
     is_before: bool = False
+    is_blind: bool = False
 
     @property
     def ratio(self) -> float:
@@ -174,11 +182,19 @@ class _Outcome:
 
     @property
     def is_certain(self) -> bool:
+        if math.isinf(self.distance) or not self.tolerance:
+            return True
+        if self.is_blind and self.distance <= _DOUBTFUL_BLIND:
+            return False
+        is_optimized = self.key.kind == "update" or (self.key.kind == "parameter" and self.key.phase == "optimizer")
         if not self.is_estimate:
+            if is_optimized and self.ratio <= _DOUBTFUL_ESTIMATE:
+                few = 2 * _TURNED / math.sqrt(max(1, self.elements))
+                return self.ratio > _DOUBTFUL and (self.by_norm > _DOUBTFUL_UPDATE or self.distance > few)
             return self.ratio > _DOUBTFUL
         if self.ratio <= _DOUBTFUL_ESTIMATE:
-            return math.isinf(self.distance)
-        if self.key.kind in ("update", "parameter"):
+            return False
+        if is_optimized:
             return self.by_norm > _DOUBTFUL_UPDATE
         return self.key.step == 0 or self.distance > _DOUBTFUL_UPDATE
 
@@ -542,7 +558,17 @@ class Tolerances:
         self._smooth = self._smoothed(order) if moved else {}
         # Noise was measured in the precision of the first run.
         self._coarser = max(1.0, self._majority(b) / self._majority(a))
+        if self.is_blind:
+            self.notes.append(
+                "Modules were not recorded, so that it is unknown in which precision gradients were computed."
+            )
         self._cache: dict[Key, float] = {}
+
+    @cached_property
+    def is_blind(self) -> bool:
+        """Whether the precision of what was computed is unknown: no tensor of a forward or a backward was recorded."""
+        kinds = self._a.kinds
+        return bool(kinds & {"gradient", "reduced_gradient", "update"}) and not kinds & {"output", "operation"}
 
     @property
     def is_coarse(self) -> bool:
@@ -555,6 +581,10 @@ class Tolerances:
             self._cache[key] = self._of(key)
         return self._cache[key]
 
+    def require_equal(self, key: Key) -> None:
+        """Let rounding explain no difference of a tensor: only integers of it are compared."""
+        self._cache[key] = 0.0
+
     def _of(self, key: Key) -> float:
         spacing = self._spacings.get(key, 0.0)
         if not spacing:
@@ -562,7 +592,7 @@ class Tolerances:
         if not self.is_estimate:
             noise = max(self._noise.get(key, 0.0), self._smooth.get(key, 0.0))
             return max(_LEAST, 2 * spacing if spacing > _LEAST else 0.0, _OF_NOISE * self._coarser * noise)
-        bound = _OF_SPACING * spacing * math.sqrt(1 + self._depths[key])
+        bound = _OF_SPACING * spacing * math.sqrt(1 + (_DEPTH if self.is_blind else self._depths[key]))
         if spacing > _LEAST:
             bound = min(bound, 0.5)
         return max(_LEAST, bound * self._cancellation(key))
@@ -573,8 +603,10 @@ class Tolerances:
         coarsest = max(usual_a, usual_b) if usual_a != usual_b else 0.0
         found: dict[Key, float] = {}
         for key in order:
+            # Stages of a pipeline may have inputs of different types: `_Judge` compares integers exactly.
             types = [{part.entry.dtype for part in run.parts.get(key, ())} for run in (a, b)]
-            if not all(_is_floating(dtype) for each in types for dtype in each):
+            types = [{dtype for dtype in each if _is_floating(dtype)} for each in types]
+            if not any(types):
                 found[key] = 0.0
                 continue
             one, two = (max(map(_spacing, each), default=0.0) for each in types)
@@ -640,10 +672,13 @@ class Tolerances:
         module, tensor = split_name(key)
         gradient = self._norm("reduced_gradient", key.name, key.step) or self._norm("gradient", key.name, key.step)
         above = self._norm("grad_output", module, key.step)
-        if gradient is None or above is None:
+        if gradient is None:
             return 1.0
         if gradient[0] == 0:
             return 1 / _LEAST
+        if above is None:
+            # Errors are of the size of other gradients: how much of this one has cancelled is unknown.
+            return max(1.0, self._largest.get(key.step, 0.0) * math.sqrt(gradient[1]) / gradient[0])
         inputs = self._norm("input", module, key.step)
         if tensor == "bias" or inputs is None:
             factor = math.sqrt(max(1.0, above[1] / gradient[1]))
@@ -660,6 +695,15 @@ class Tolerances:
                 squares += sum(part.entry.sum_of_squares for part in parts)
                 sums[key.kind, key.name, key.step] = squares, elements + sum(count(part.entry) for part in parts)
         return {at: (math.sqrt(squares), elements) for at, (squares, elements) in sums.items()}
+
+    @cached_property
+    def _largest(self) -> dict[int, float]:
+        """The largest gradient of a parameter in each step: the root of the mean of its squares."""
+        found: dict[int, float] = {}
+        for (kind, _, step), (norm, elements) in self._norms.items():
+            if kind in ("gradient", "reduced_gradient") and elements:
+                found[step] = max(found.get(step, 0.0), norm / math.sqrt(elements))
+        return found
 
     def _norm(self, kind: str, name: str, step: int) -> tuple[float, int] | None:
         """Return norm and number of elements of the tensors of a kind together; None if there are none."""
@@ -721,7 +765,9 @@ class _Judge:
     def close(self, key: Key) -> Callable[[Entry, Entry], bool]:
         """Return the function that tells replicas of a tensor."""
         tolerance = self._tolerances.of(key)
-        return lambda first, second: first.dtype == second.dtype and _apart(first, second) <= tolerance
+        return lambda first, second: (
+            first.dtype == second.dtype and _apart(first, second) <= tolerance * _is_floating(first.dtype)
+        )
 
     def _make(
         self,
@@ -749,6 +795,7 @@ class _Judge:
             alone=alone,
             by_norm=found[1],
             is_same=is_same,
+            is_blind=self._tolerances.is_blind and not (key.kind == "parameter" and key.phase == "forward"),
         )
 
     # -- operations ------------------------------------------------------------------------------
@@ -827,19 +874,24 @@ class _Judge:
     def _by_rank(self, key: Key, one: Sequence[RecordedPart], two: Sequence[RecordedPart]) -> _Outcome:
         found = [distance(replicas([first]), replicas([second])) for first, second in zip(one, two, strict=True)]
         worst = max(found)
-        tolerance = self._tolerances.of(key)
-        wrong = [part for part, (apart, _) in zip(two, found, strict=True) if apart > tolerance]
+        limits = [self._tolerances.of(key) * _is_floating(part.entry.dtype) for part in two]
+        each = zip(two, found, limits, strict=True)
+        wrong = [part for part, (apart, _), limit in each if apart > limit]
+        is_exact = any(not _is_floating(part.entry.dtype) for part in wrong)
         hints: list[str] = []
         if wrong:
             right = {part.rank: part for part in one}
             hints = self._hints(key, replicas([right[wrong[0].rank]]), replicas([wrong[0]]))
             hints += self._alone(wrong, two)
         same = all(exact(first.entry, second.entry) for first, second in zip(one, two, strict=True))
-        return self._make(key, worst, [part.rank for part in wrong or two], hints, is_same=same)
+        outcome = self._make(key, worst, [part.rank for part in wrong or two], hints, is_same=same)
+        return dataclasses.replace(outcome, tolerance=0.0) if is_exact else outcome
 
     def _joined(self, key: Key, one: Sequence[RecordedPart], two: Sequence[RecordedPart]) -> _Outcome | None:
         close = self.close(key)
         one, two = _of_one_shape(one, two), _of_one_shape(two, one)
+        if not _is_floating(one[0].entry.dtype) and not _is_floating(two[0].entry.dtype):
+            self._tolerances.require_equal(key)
         options = common_elements(one, two)
         found = [(whole_of(one, elements, close), whole_of(two, elements, close), elements) for elements in options]
         scale = self.loss_scale if key.kind in ("grad_input", "grad_output") else 1.0
@@ -1112,6 +1164,8 @@ class _Judge:
             if key not in self.b.parts or key.kind not in ("input", "grad_output"):
                 continue
             one, two = self.a.parts[key], self.b.parts[key]
+            if key.kind == "grad_output" and count(one[0].entry) == 1:
+                continue  # a scalar may be of all ranks together
             for elements in common_elements(one, two):
                 first, second = whole_of(one, elements, exact), whole_of(two, elements, exact)
                 if first is None or second is None or not first.norm or not second.norm:

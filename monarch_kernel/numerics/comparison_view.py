@@ -65,7 +65,8 @@ def sentence(comparison: Comparison) -> str:
             f"Unsure: {where}{on}{line} is {much}, which rounding may still explain; {counted}. "
             + ("Record the reference with perturb=1 and pass it as noise." if comparison.is_estimate else "")
         ).rstrip()
-    return f"Different from {where}{on}{line}: {much}."
+    start = first.kind == "parameter" and first.phase == "forward"
+    return f"Different from {where}{on}{line}: {much}." + " The runs begin with different parameters." * start
 
 
 def _by_how_much(difference: TensorDifference) -> str:

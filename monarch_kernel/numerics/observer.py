@@ -628,11 +628,12 @@ class Observer:
     ) -> None:
         """Report gradients of tensors. A tensor has one hook for all modules that take or return it.
 
+        Of a parameter there is only the gradient of all its uses together, which `ParameterGradient` reports.
         Those of a recomputation count only if the first forward had no graph (reentrant checkpoints).
         """
         place = event.place
         for label, tensor in tensors:
-            if not tensor.requires_grad:
+            if not tensor.requires_grad or isinstance(tensor, nn.Parameter):
                 continue
             key = (place.name, place.micro, place.call, kind, label)
             if replays and key in self._hooked:

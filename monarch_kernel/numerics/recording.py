@@ -580,7 +580,8 @@ class StepRecorder(Subscriber):
         self._has_floats = True  # whether the model's inputs have floating-point numbers, which `perturb` moves
         self._embeddings: set[str] = set()  # else, the modules whose outputs it moves
         self._placements = Placements(placements, rank, world_size)
-        self._topics = frozenset[Topic]().union(*(_TOPICS[each] for each in what))
+        moves: frozenset[Topic] = frozenset(("modules",) if perturb else ())
+        self._topics = moves.union(*(_TOPICS[each] for each in what))
         self._waits = waits
         #: How many steps have ended while it waited.
         self.boundaries = 0

@@ -490,3 +490,66 @@ def test_views_and_data(reference: tuple[Path, Path], tmp_path: Path) -> None:
     equal = compare(reference[0], reference[0])
     assert grid_data(equal)["first"] is None
     assert "outline:3px" not in equal._repr_html_()
+
+
+# -- where less is known -----------------------------------------------------------------------------
+
+
+def test_stages_of_other_types_are_compared_each_by_its_own() -> None:
+    """The first stage of a pipeline takes integers, which must be equal; the next one's numbers may be rounded."""
+    tokens, x = torch.arange(32), whole(4, 6)
+    kind = {"phase": "forward", "kind": "input"}
+    one = [entry("", tokens, 0, **kind), entry("", x, 1, **kind)]
+    assert compared(one, [entry("", tokens, 0, **kind), entry("", x * (1 + 2e-7), 1, **kind)]).equal is True
+    found = compared(one, [entry("", tokens + (tokens == 7), 0, **kind), entry("", x, 1, **kind)])
+    assert found.equal is False and found.first is not None
+    assert found.first.ranks == (0,)
+    found = compared(one, [entry("", tokens, 0, **kind), entry("", x * 1.1, 1, **kind)])
+    assert found.first is not None and found.first.ranks == (1,)
+
+
+def test_a_gradient_that_cancels_is_no_difference_without_its_module() -> None:
+    """The bias of keys has a gradient of rounding alone: it is measured by the other gradients."""
+    weight = whole(8, 8)
+    noise = [1e-8 * whole(8, seed=seed) for seed in (1, 2)]
+    runs = [[entry("k.weight", weight, sequence=0), entry("k.bias", each, sequence=1)] for each in noise]
+    assert compared(*runs).equal is True
+    wrong = [entry("k.weight", 2 * weight, sequence=0), entry("k.bias", noise[0], sequence=1)]
+    assert compared(runs[0], wrong).equal is False
+
+
+def test_gradients_of_an_unknown_precision_are_not_called_different_for_a_thousandth() -> None:
+    """They may have been computed in half precision, which only recorded modules show."""
+    gradient = whole(8, 8)
+    run = [entry("w", gradient)]
+    found = compared(run, [entry("w", gradient + 1e-3 * whole(8, 8, seed=1))])
+    assert found.equal is None and "unknown in which precision" in str(found)
+    output = {"phase": "forward", "kind": "output"}
+    known = [entry("", whole(4, 8), **output), entry("w", gradient, sequence=1)]
+    other = [known[0], entry("w", gradient + 1e-3 * whole(8, 8, seed=1), sequence=1)]
+    assert compared(known, other).equal is False
+
+
+def test_the_scale_of_gradients_is_not_that_of_a_scalar_of_all_ranks() -> None:
+    """A balancing loss of all ranks together has one gradient; those of the ranks' own losses are twice as large."""
+    batch, upper = whole(4, 6), whole(4, 6, seed=3)
+
+    def run(ranks: int) -> list[Entry]:
+        found: list[Entry] = []
+        for rank in range(ranks):
+            rows = slice(rank * 4 // ranks, (rank + 1) * 4 // ranks)
+            found += [
+                entry("", batch[rows], rank, phase="forward", kind="input", sequence=0),
+                entry("balance", torch.tensor(0.1), rank, phase="backward", kind="grad_output", sequence=1),
+                entry("head", ranks * upper[rows], rank, phase="backward", kind="grad_output", sequence=2),
+            ]
+        return found
+
+    assert compared(run(1), run(2)).equal is True
+
+
+def test_runs_that_begin_with_different_parameters_say_so() -> None:
+    weight = whole(8, 8)
+    kind = {"phase": "forward", "kind": "parameter"}
+    found = compared([entry("w", weight, **kind)], [entry("w", 1.01 * weight, **kind)])
+    assert found.sentence.endswith("The runs begin with different parameters.")
