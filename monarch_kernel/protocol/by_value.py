@@ -276,7 +276,7 @@ _DESCRIPTORS = frozenset({types.GetSetDescriptorType, types.MemberDescriptorType
 class _Nowhere:
     """A file that discards a pickle."""
 
-    def write(self, data: Any) -> int:
+    def write(self, data: bytes | bytearray | memoryview) -> int:
         return len(data)
 
     def tell(self) -> int:
@@ -314,7 +314,7 @@ def _fill_class(made: type, state: Any) -> None:
         arrived(made)
 
 
-def _fill_function(function: Any, state: Any) -> None:
+def _fill_function(function: Callable[..., object], state: Any) -> None:
     """Set the state of a function of another process's ``__main__``."""
     source = state[1].pop("__source__")
     internals._function_setstate(function, state)

@@ -26,7 +26,7 @@ class DebugHub(Actor):
 
     def __init__(self) -> None:
         self._ports: dict[tuple[str, int, int, int], Any] = {}
-        self._held: list[Any] = []
+        self._held: list[object] = []
 
     @endpoint
     def hello(self, procs: ProcMesh) -> None:

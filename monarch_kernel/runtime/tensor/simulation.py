@@ -620,7 +620,7 @@ class SimulatedEngine(TensorEngine):
         raise TypeError(f"mesh {self.name} is simulated: there are no values and no ranks to ask about them")
 
     def call_and_fetch(
-        self, mesh: TensorMesh, function: Callable[..., Any], args: object, kwargs: object, rank: int
+        self, mesh: TensorMesh, function: Callable[..., object], args: object, kwargs: object, rank: int
     ) -> FetchedValues:
         """Refuse, like `ask_later`."""
         return self.ask_later(mesh, function)
@@ -640,7 +640,7 @@ class _NoWorkers:
 class _Known:
     """Replaces a call: an answer that is available at once."""
 
-    def __init__(self, answers: list[Any]) -> None:
+    def __init__(self, answers: list[object]) -> None:
         self._answers = answers
 
     def get(self, timeout: float | None = None) -> dict[int, Any]:

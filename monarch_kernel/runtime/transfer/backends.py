@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_kernel import environment
 from monarch_kernel.protocol.messages import BufferRead, BufferWrite
@@ -28,6 +28,9 @@ from monarch_kernel.runtime.transfer.handle import Handle, Op, OwnerRequest
 from monarch_kernel.runtime.transfer.memory import Layout, Memory, address_of, copy, memory_of, scratch, steps
 from monarch_kernel.runtime.transfer.registration_table import PeerProcess, Registration
 from monarch_kernel.runtime.transfer.thread_pool import SharedCopy, ThreadPool
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 # The interface between the transfer engine and its backends.
 #
@@ -411,7 +414,7 @@ class CudaIpc(StatelessBackend):
         if elsewhere:
             return elsewhere
         # A process with an open CUDA device has imported torch. For others the import is not worth its time.
-        torch: Any = sys.modules.get("torch")
+        torch: ModuleType | None = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_available():
             return "this process has not imported torch, or has no CUDA device"
         try:

@@ -19,7 +19,7 @@ import types
 from collections import deque
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from io import IOBase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.debugger.model.readings import (
     Contrast,
@@ -33,6 +33,9 @@ from monarch_kernel.debugger.model.readings import (
     shown_pair,
 )
 from monarch_kernel.debugger.rank.values.blocks import Array, Deadline, TimeLimitError, digest_of_block
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 # Read NumPy arrays and plain lists of numbers as arrays of blocks; see `blocks`.
 
@@ -123,7 +126,7 @@ class NumpyArray(Array):
     def __init__(self, values: Any) -> None:
         super().__init__(values.shape, values.itemsize)
         self._values = values
-        self._numpy: Any = sys.modules["numpy"]
+        self._numpy: ModuleType = sys.modules["numpy"]
 
     @property
     def block(self) -> int:

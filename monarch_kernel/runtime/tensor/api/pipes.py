@@ -73,7 +73,9 @@ class Pipe:
         TypeError: `fn` is not a remote function, or has no shape function.
     """
 
-    def __init__(self, fn: RemoteFunction, max_messages: int, args: Any, kwargs: Any) -> None:
+    def __init__(
+        self, fn: RemoteFunction, max_messages: int, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
         if not isinstance(fn, RemoteFunction):
             raise TypeError(f"expected fn to be a monarch.remote function, and not {type(fn).__name__}")
         if active_target()[0] is None:

@@ -322,7 +322,7 @@ class ReachableState:
         else:
             self._object(value, path, names)
 
-    def _tensor(self, tensor: Any, path: str) -> None:
+    def _tensor(self, tensor: torch.Tensor, path: str) -> None:
         if type(tensor) is not Tensor:
             self.locals.append((tensor, tensor._version))
         elif tensor.requires_grad and tensor.is_leaf:
