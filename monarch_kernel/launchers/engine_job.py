@@ -620,5 +620,5 @@ class _RequestFields(msgspec.Struct):
 class _Fields(msgspec.Struct):
     job: str
     launcher: str
-    options: dict[str, Any]
+    options: dict[str, object]
     request: _RequestFields

@@ -145,7 +145,7 @@ class JobFile(msgspec.Struct):
     version: int
     kind: str
     apply_id: str | None
-    fields: dict[str, Any]
+    fields: dict[str, object]
 
 
 class _OtherJobError(ValueError):

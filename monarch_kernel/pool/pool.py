@@ -377,7 +377,7 @@ def parts(total: int, count: int) -> list[slice]:
     return [slice(*pair) for pair in pairwise(ends)]
 
 
-def concatenated(values: Sequence[Any]) -> Any:
+def concatenated(values: Sequence[Any]) -> object:
     """Join pieces of one type."""
     kinds = {type(value) for value in values}
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")

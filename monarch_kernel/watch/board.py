@@ -56,7 +56,7 @@ class MeshMark(msgspec.Struct, frozen=True):
     """Fields of a ``MeshView``: ``current``, ``kept`` or ``hang``. Unknown meshes are ignored."""
 
     key: str
-    fields: dict[str, Any]
+    fields: dict[str, object]
 
 
 class CurrentMesh(msgspec.Struct, frozen=True):

@@ -47,7 +47,7 @@ class _Line:
     """
 
     link: AgentLink
-    open: dict[int, Future[Any]] = field(default_factory=dict[int, Future[Any]])
+    open: dict[int, Future[object]] = field(default_factory=dict[int, Future[object]])
     heard: float = 0.0
     pinged: float = 0.0
     gone: str = ""

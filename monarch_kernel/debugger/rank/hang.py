@@ -414,7 +414,7 @@ def _number(group: Any) -> int:
         return 0
 
 
-def _world(store: Any) -> str:
+def _world(store: object) -> str:
     for _ in range(8):
         inner = getattr(store, "underlying_store", None)
         if inner is None:
@@ -525,7 +525,7 @@ def _members(frames: Sequence[FrameType]) -> tuple[int, ...]:
     return ()
 
 
-def _shapes(values: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
+def _shapes(values: dict[str, object]) -> tuple[tuple[int, ...], ...]:
     for key in ("tensor", "input_tensor", "input", "input_list", "input_tensor_list", "tensor_list"):
         value = values.get(key)
         many: Any = value if isinstance(value, list | tuple) else [value]

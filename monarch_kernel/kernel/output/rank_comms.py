@@ -61,11 +61,11 @@ class _Proxy:
         self.state |= state
         self.buffers |= {tuple(path): each for path, each in zip(data.get("buffer_paths") or (), buffers, strict=False)}
 
-    def handle_msg(self, message: dict[str, Any]) -> None:
+    def handle_msg(self, message: dict[str, object]) -> None:
         """Called by ipykernel for a message of the front end."""
         self.received(self, "comm_msg", message)
 
-    def handle_close(self, message: dict[str, Any]) -> None:
+    def handle_close(self, message: dict[str, object]) -> None:
         """Called by ipykernel when the front end closes the comm."""
         self.received(self, "comm_close", message)
 

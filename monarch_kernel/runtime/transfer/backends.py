@@ -50,7 +50,7 @@ class BackendContext(Protocol):
     work: ThreadPool
     serve: ThreadPool
 
-    def held(self, key: int, what: Any = "") -> AbstractContextManager[Registration]:
+    def held(self, key: int, what: object = "") -> AbstractContextManager[Registration]:
         """Hold a registration of this process for the context; ``what`` names the use in the error.
 
         Raises:
@@ -80,7 +80,7 @@ class BackendContext(Protocol):
         ...
 
     def ask(
-        self, handle: Handle, message: Callable[[int], tuple[Any, Any]], what: str, deadline: float | None
+        self, handle: Handle, message: Callable[[int], tuple[object, object]], what: str, deadline: float | None
     ) -> OwnerRequest:
         """Send the owner a message (header and body, for a call number).
 
@@ -517,7 +517,7 @@ def _described(tensor: Any) -> bytes:
     return pickle.dumps((str(torch.cuda.get_device_properties(tensor.device).uuid), arguments))
 
 
-def _rebuilt(description: bytes) -> Any:
+def _rebuilt(description: bytes) -> object:
     """Map the tensor of a description."""
     import torch
     from torch.multiprocessing.reductions import rebuild_cuda_tensor
@@ -587,7 +587,7 @@ class Segment(StatelessBackend):
                     copy(op.memory.layout, start, Layout(address_of(data), (), size), 0, size)
                 del body, answer  # releases the segment
 
-    def _ask(self, op: Op, at: int, size: int, deadline: float | None) -> Any:
+    def _ask(self, op: Op, at: int, size: int, deadline: float | None) -> object:
         key, offset = op.handle.key, op.offset + at
         if not op.write:
             return self._engine.ask(

@@ -214,7 +214,7 @@ class ColumnTable:
         self._appends = [column.append for column in self.columns.values()]
         self.rows = 0
 
-    def append(self, *row: Any) -> None:
+    def append(self, *row: object) -> None:
         """Add a row."""
         for append, value in zip(self._appends, row, strict=True):
             append(value)

@@ -438,7 +438,7 @@ class _Local:
             self._lost(sys._getframe())
             raise
 
-    def _trace(self, frame: FrameType, event: str, arg: Any) -> None:
+    def _trace(self, frame: FrameType, event: str, arg: object) -> None:
         sink = self._sink
         if event == "line":
             here = self.lines.get(frame.f_lineno)

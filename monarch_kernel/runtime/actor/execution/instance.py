@@ -458,7 +458,7 @@ class ActorInstance(Instance):
             tensor_functions().call_ended(message.tensors)
 
     def _answer(
-        self, link: MessageLink, message: Call, reply: Pickled, buffers: Buffers, ports: Sequence[Port[Any]]
+        self, link: MessageLink, message: Call, reply: Pickled, buffers: Buffers, ports: Sequence[Port[object]]
     ) -> None:
         """Send the result of an endpoint."""
         is_checkpoint = message.endpoint == "checkpoint"
@@ -488,7 +488,7 @@ class ActorInstance(Instance):
 
     def _prepare(
         self, link: MessageLink, message: Call, endpoint: CalledEndpoint, body: Body
-    ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    ) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
         """Return the function to call for a message, and its arguments."""
         self.calls += 1
         self.began = monotonic()

@@ -401,7 +401,7 @@ class _Replayed(torch.autograd.Function):
     """A replay inside a program that runs a backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, recording: Recording, values: dict[int, Tensor], numbers: Any, *inputs: Any) -> Any:
+    def forward(ctx: Any, recording: Recording, values: dict[int, Tensor], numbers: Any, *inputs: object) -> Any:
         gradient = recording._gradient
         assert gradient is not None
         recording.send(values, numbers)
@@ -487,7 +487,7 @@ class Compiled:
     def __repr__(self) -> str:
         return f"<compiled {getattr(self._function, '__qualname__', self._function)}>"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         if self.given_up or TensorEngine.recording is not None:  # inside another recording, it is a part of that one
             return self._function(*args, **kwargs)
         if kwargs or any(type(x) is not Tensor and not is_constant(x) for x in args):

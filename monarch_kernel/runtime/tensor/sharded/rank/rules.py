@@ -211,7 +211,7 @@ def _over_dimensions(op: Any, name: str, fallback: Run) -> Run:
     """
     sums = name.startswith("aten::sum")
 
-    def run(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(x: Any, *args: Any, **kwargs: object) -> Any:
         if sums and x.dtype is torch.bool:
             x = x.to(torch.int64)
         if args and args[0] is not None and not args[0]:
