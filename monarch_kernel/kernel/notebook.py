@@ -56,6 +56,7 @@ from workspace_sync.receipt import names
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult
 
+    from monarch_kernel.actor import Extent
     from workspace_sync.environment.kinds import Installed
 
 
@@ -373,7 +374,7 @@ class NotebookFrontend(Frontend):
             return self._notebook.last_cell
         return self._notebook.cell_source(number)
 
-    def extent(self, mesh: str) -> Any:
+    def extent(self, mesh: str) -> Extent:
         """Return the extent of a mesh."""
         try:
             return self._notebook.session.find(mesh, "debug").extent
