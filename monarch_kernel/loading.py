@@ -13,7 +13,7 @@ from typing import Any
 _TYPING_EXTENSIONS = "typing_extensions"
 #: Maps an importing module to (module, replacement): the import of the slow module returns the replacement, or raises
 #: ImportError if it is None.
-_INSTEAD: dict[str, tuple[str, Any]] = {
+_INSTEAD: dict[str, tuple[str, object]] = {
     # Optional for msgspec: since Python 3.11, ``typing`` has the names that it needs.
     "msgspec._utils": (_TYPING_EXTENSIONS, None),
     # msgspec imports uuid, which needs only the name of the system from this module.
@@ -42,7 +42,7 @@ def load_msgspec() -> None:
     """
     if "msgspec" in sys.modules or _TYPING_EXTENSIONS in sys.modules:
         return
-    finder: Any = _Finder()  # not derived from importlib.abc, which takes milliseconds to import
+    finder = _Finder()  # not derived from importlib.abc, which takes milliseconds to import
     sys.meta_path.insert(0, finder)
     try:
         import msgspec  # noqa: F401  # pyright: ignore[reportUnusedImport]
@@ -61,7 +61,7 @@ class _Finder:
         execute = spec.loader.exec_module
         skipped, instead = _INSTEAD[name]
 
-        def importing(wanted: str, *others: Any) -> Any:
+        def importing(wanted: str, *others: Any) -> object:
             if wanted != skipped or wanted in sys.modules:
                 return builtins.__import__(wanted, *others)
             if instead is None:

@@ -96,7 +96,9 @@ def _parser() -> argparse.ArgumentParser:
         help="symbolic links that lead out of the workspace (refuse)",
     )
 
-    def add(name: str, run: Callable[[argparse.Namespace], int], text: str, base: argparse.ArgumentParser) -> Any:
+    def add(
+        name: str, run: Callable[[argparse.Namespace], int], text: str, base: argparse.ArgumentParser
+    ) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", parents=[base])
         command.set_defaults(run=run)
         return command
@@ -219,15 +221,15 @@ def _show(report: SyncReport, options: argparse.Namespace) -> None:
         print(f"note: {note}")
 
 
-def _print(what: Any, options: argparse.Namespace, table: Callable[[], TableView]) -> None:
+def _print(what: object, options: argparse.Namespace, table: Callable[[], TableView]) -> None:
     print(_json(what) if options.json else table_text(table()))
 
 
-def _json(what: Any) -> str:
+def _json(what: object) -> str:
     return msgspec.json.encode(_plain(what)).decode()
 
 
-def _plain(what: Any) -> Any:
+def _plain(what: object) -> Any:
     """Convert structs to dicts of their fields, and bytes to hexadecimal digits."""
     if isinstance(what, msgspec.Struct):
         return {name: _plain(getattr(what, name)) for name in what.__struct_fields__}

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import linecache
 import os
-from typing import Any
+from typing import TYPE_CHECKING
 
 from monarch_kernel.debugger.commands.grammar import CommandError, Spot
+
+if TYPE_CHECKING:
+    from monarch_kernel.actor import Extent
 
 
 class Frontend:
@@ -39,7 +42,7 @@ class Frontend:
         """Return the source of a file; empty if this process has no access to it."""
         return [line.rstrip("\n") for line in linecache.getlines(file)]
 
-    def extent(self, mesh: str) -> Any:
+    def extent(self, mesh: str) -> Extent:
         """Return the extent of a mesh of this controller.
 
         Raises:

@@ -271,5 +271,5 @@ class AsReport:
     def _repr_html_(self) -> str:
         return self.html()
 
-    def _repr_mimebundle_(self, **_kwargs: object) -> dict[str, Any]:
+    def _repr_mimebundle_(self, **_kwargs: object) -> dict[str, str]:
         return {"text/plain": self.text(), "text/html": self.html()}

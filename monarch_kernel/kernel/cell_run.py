@@ -165,7 +165,7 @@ class CellRun:
         self._output.show_text("stderr", f"{why}\n")
 
     def _ask(
-        self, function: Callable[..., Any], *args: Any, ranks: Iterable[int], timeout: float = AGREE_TIMEOUT
+        self, function: Callable[..., object], *args: Any, ranks: Iterable[int], timeout: float = AGREE_TIMEOUT
     ) -> Answers:
         """Call a function in ranks of the cell, on threads of their debug agents."""
         return ask(self.managed.procs, function, *args, ranks=ranks, timeout=timeout)

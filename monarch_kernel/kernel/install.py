@@ -24,7 +24,7 @@ def _resources() -> Traversable:
     return files("monarch_kernel.kernel").joinpath("kernelspec")
 
 
-def kernel_spec(display_name: str = DISPLAY_NAME) -> dict[str, Any]:
+def kernel_spec(display_name: str = DISPLAY_NAME) -> dict[str, object]:
     """Return the contents of ``kernel.json``, with the absolute path of this Python."""
     spec: dict[str, Any] = json.loads(_resources().joinpath("kernel.json").read_text("utf-8"))
     spec["argv"][0] = sys.executable

@@ -44,7 +44,7 @@ class MonarchShell(ZMQInteractiveShell):
 
     sigint: SigintHandler
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: object) -> None:
         self.breakpoints_set = threading.Event()
         """Cleared while a debug request of the front end's sets breakpoints on ranks, which takes them up to seconds.
 
@@ -53,13 +53,13 @@ class MonarchShell(ZMQInteractiveShell):
         self.breakpoints_set.set()
         super().__init__(**kwargs)
 
-    def run_cell(self, *args: Any, **kwargs: Any) -> Any:
+    def run_cell(self, *args: Any, **kwargs: Any) -> ExecutionResult:
         """Run a cell that does not await."""
         with self.sigint.interruptible():
             self.breakpoints_set.wait(DEADLINE)
             return super().run_cell(*args, **kwargs)
 
-    async def run_cell_async(self, raw_cell: str, *args: Any, **kwargs: Any) -> Any:
+    async def run_cell_async(self, raw_cell: str, *args: Any, **kwargs: Any) -> ExecutionResult:
         """Run a cell that may await. No exception leaves this method, since it would lose the reply."""
         try:
             with self.sigint.interruptible():
@@ -79,7 +79,7 @@ class MonarchShell(ZMQInteractiveShell):
         with self.sigint.interruptible():
             return super().user_expressions(expressions)
 
-    def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
+    def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: object) -> None:
         """Show an error. A cell that Ctrl-C cancelled while it awaited shows KeyboardInterrupt."""
         _, value, tb = exc_tuple or sys.exc_info()
         if self._is_interrupt(value) or type(value) is KeyboardInterrupt:
@@ -90,7 +90,7 @@ class MonarchShell(ZMQInteractiveShell):
         super().showtraceback(exc_tuple, *args, **kwargs)
 
     def _has_user_code(self, tb: TracebackType | None) -> bool:
-        cells: Any = self.compile._filename_map
+        cells = self.compile._filename_map
         return any(frame.f_code.co_filename in cells for frame, _line in walk_tb(tb))
 
     def _is_interrupt(self, error: BaseException | None) -> bool:
@@ -108,7 +108,7 @@ class MonarchKernel(IPythonKernel):
 
     shell: MonarchShell
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: object) -> None:
         super().__init__(**kwargs)
         relay = get_relay()
         relay.notify = self._notify_cell
@@ -177,7 +177,7 @@ class MonarchKernel(IPythonKernel):
                         self._arrival.notify_all()
         await super().shell_channel_thread_main(msg)
 
-    def set_parent(self, ident: Any, parent: dict[str, Any], channel: str = "shell") -> None:
+    def set_parent(self, ident: object, parent: dict[str, Any], channel: str = "shell") -> None:
         """Called when a message is handled or discarded."""
         super().set_parent(ident, parent, channel)
         if channel == "shell":
@@ -188,7 +188,7 @@ class MonarchKernel(IPythonKernel):
         with self._arrival:
             return self._arrival.wait_for(lambda: bool(self._arrived), ARRIVAL)
 
-    async def execute_request(self, stream: Any, ident: Any, parent: Any) -> None:
+    async def execute_request(self, stream: object, ident: object, parent: Any) -> None:
         """Run a cell."""
         on_main = threading.current_thread() is threading.main_thread()
         if on_main:
@@ -204,7 +204,7 @@ class MonarchKernel(IPythonKernel):
                 with self._status_lock:
                     self._running = None
 
-    def _publish_status(self, status: str, channel: str, parent: dict[str, Any] | None = None) -> None:
+    def _publish_status(self, status: str, channel: str, parent: dict[str, object] | None = None) -> None:
         """Publish that a message is being handled, or no longer is.
 
         Front ends take the last status as the status of the kernel. After a message on a subshell, such as a click in a
@@ -243,7 +243,7 @@ class MonarchKernel(IPythonKernel):
 
     # -- debugger -------------------------------------------------------------------------------------
 
-    async def debug_request(self, stream: Any, ident: Any, parent: Any) -> None:
+    async def debug_request(self, stream: object, ident: object, parent: Any) -> None:
         """Answer a debug request, without blocking the channel if it may wait for ranks."""
         answered = super().debug_request(stream, ident, parent)
         debugger = getattr(self, "debugger", None)  # None where debugpy cannot be imported
@@ -263,7 +263,7 @@ class MonarchKernel(IPythonKernel):
         if not self._settings:
             self.shell.breakpoints_set.set()
 
-    async def do_debug_request(self, msg: dict[str, Any]) -> dict[str, Any]:
+    async def do_debug_request(self, msg: dict[str, object]) -> dict[str, object]:
         """Answer the front end's debugger, even after an exception: it would wait forever for a missing reply."""
         from monarch_kernel.debugger.dap import refusal
 
@@ -275,7 +275,7 @@ class MonarchKernel(IPythonKernel):
 
     # -- shutdown ------------------------------------------------------------------------------------------
 
-    async def shutdown_request(self, stream: Any, ident: Any, parent: Any) -> None:
+    async def shutdown_request(self, stream: object, ident: object, parent: object) -> None:
         """Shut the kernel down."""
         self.interrupts.ending.set()
         await super().shutdown_request(stream, ident, parent)
@@ -353,5 +353,5 @@ def launch(argv: Sequence[str] | None = None) -> None:
     Args:
         argv: ipykernel's arguments, such as ``-f CONNECTION_FILE``; defaults to those of the process.
     """
-    options: dict[str, Any] = {} if argv is None else {"argv": list(argv)}
+    options: dict[str, list[str]] = {} if argv is None else {"argv": list(argv)}
     MonarchKernelApp.launch_instance(**options)

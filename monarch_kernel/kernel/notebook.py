@@ -56,6 +56,7 @@ from workspace_sync.receipt import names
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult
 
+    from monarch_kernel.actor import Extent
     from workspace_sync.environment.kinds import Installed
 
 
@@ -129,7 +130,7 @@ class StaleClasses:
         names: the variables of the notebook.
     """
 
-    def __init__(self, names: dict[str, Any]) -> None:
+    def __init__(self, names: dict[str, object]) -> None:
         self._names = names
         self._told: set[tuple[str, int]] = set()
 
@@ -159,7 +160,7 @@ def _differ(old: type, new: type) -> bool:
 
 
 def _code(cls: type) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, member in vars(cls).items():
         function = getattr(member, "__wrapped__", None) or member
         code = getattr(function, "__code__", None)
@@ -246,7 +247,7 @@ class AuditLog:
         """Whether the log is enabled."""
         return bool(self._path)
 
-    def begin(self, did: str, text: str = "", *, line: str = "", **where: Any) -> End:
+    def begin(self, did: str, text: str = "", *, line: str = "", **where: object) -> End:
         """Write that an action begins.
 
         Args:
@@ -261,7 +262,7 @@ class AuditLog:
         if not self._path:
             return _nothing
         number = f"{self._run}-{next(self._numbers)}"
-        entry: dict[str, Any] = {
+        entry: dict[str, object] = {
             "id": number,
             "user": _user(),
             "host": socket.gethostname(),
@@ -283,7 +284,7 @@ class AuditLog:
         )
 
     @contextmanager
-    def during(self, did: str, text: str = "", *, line: str = "", **where: Any) -> Generator[None]:
+    def during(self, did: str, text: str = "", *, line: str = "", **where: object) -> Generator[None]:
         """Log a ``with`` block as an action. The outcome is "ok", or the exception that leaves the block."""
         end = self.begin(did, text, line=line, **where)
         try:
@@ -300,7 +301,7 @@ class AuditLog:
                 self._file.close()
                 self._file = None
 
-    def _write(self, entry: dict[str, Any]) -> None:
+    def _write(self, entry: dict[str, object]) -> None:
         now = time.time()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
         try:
@@ -373,7 +374,7 @@ class NotebookFrontend(Frontend):
             return self._notebook.last_cell
         return self._notebook.cell_source(number)
 
-    def extent(self, mesh: str) -> Any:
+    def extent(self, mesh: str) -> Extent:
         """Return the extent of a mesh."""
         try:
             return self._notebook.session.find(mesh, "debug").extent

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 from IPython.display import display
@@ -163,7 +163,9 @@ def autoreload_selection(shell: InteractiveShell) -> ModuleSelection | None:
     return selection_of(mode, state.modules, state.skip_modules)
 
 
-def hosts_named(session: MeshSession, variables: dict[str, Any], name: str | None, command: str) -> HostMesh | ProcMesh:
+def hosts_named(
+    session: MeshSession, variables: dict[str, object], name: str | None, command: str
+) -> HostMesh | ProcMesh:
     """Return the mesh whose hosts a line refers to.
 
     Args:

@@ -165,12 +165,12 @@ def _up(click: Click) -> str:
     return " ".join(words)
 
 
-def _options(click: Click) -> Mapping[str, Any]:
+def _options(click: Click) -> Mapping[str, object]:
     options = click.options.get("options")
     return options if isinstance(options, Mapping) else {}
 
 
-def _texts(value: Any) -> Sequence[str]:
+def _texts(value: object) -> Sequence[str]:
     if isinstance(value, str):
         return [value] if value else []
     return [str(each) for each in value] if isinstance(value, list | tuple) else []
@@ -236,7 +236,7 @@ class NotebookServices:
 
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
-        self._questions: dict[str, Callable[[Click], Any]] = {
+        self._questions: dict[str, Callable[[Click], object]] = {
             "stack": self._stack,
             "log": self._log,
             "variables": self._variables,
@@ -251,7 +251,7 @@ class NotebookServices:
         """See `Services`."""
         return self._notebook.is_busy
 
-    def ask(self, request: Mapping[str, Any]) -> Any:
+    def ask(self, request: Mapping[str, object]) -> Any:
         """See `Services`."""
         what = str(request.get("what"))
         if what not in self._questions:
@@ -259,7 +259,7 @@ class NotebookServices:
         of_none = what in OF_NO_MESH or (what == "code" and request.get("action") in OF_NO_MESH)
         return self._questions[what](self._click(request, what, of_none))
 
-    def act(self, request: Mapping[str, Any]) -> str:
+    def act(self, request: Mapping[str, object]) -> str:
         """See `Services`."""
         what = str(request.get("what"))
         if what not in ACTIONS:
@@ -270,7 +270,7 @@ class NotebookServices:
             said.append(str(value))
         return "\n".join(said)
 
-    def follow(self, request: Mapping[str, Any], push: Callable[[dict[str, Any]], object]) -> Closable:
+    def follow(self, request: Mapping[str, object], push: Callable[[dict[str, object]], object]) -> Closable:
         """See `Services`."""
         click = self._click(request, "log", False)
         return LogFollower(click.mesh, click.ranks or None, str(request.get("search") or ""), push)
@@ -287,7 +287,7 @@ class NotebookServices:
                 raise ViewRequestError(f"mesh {mesh.name} has no rank {rank}: it has {len(mesh)}")
         return Click(what, mesh.name, len(mesh), tuple(ranks), request)
 
-    def _mesh(self, request: Mapping[str, Any]) -> ProcMesh:
+    def _mesh(self, request: Mapping[str, object]) -> ProcMesh:
         mesh = mesh_of(str(request.get("mesh")))
         if self._notebook.session.proc_meshes().get(mesh.name) is not mesh:
             raise ViewRequestError(
@@ -299,15 +299,15 @@ class NotebookServices:
     def _run(self, click: Click, say: Callable[[str], object]) -> Any:
         return MeshCommands(self._notebook, say, NAME).run(line_of(click))
 
-    def _code(self, click: Click) -> dict[str, Any]:
+    def _code(self, click: Click) -> dict[str, str]:
         action = str(click.options.get("action"))
         return {"code": f"%mesh {line_of(Click(action, click.mesh, click.size, click.ranks, click.options))}"}
 
     # -- answers ----------------------------------------------------------------------------------
 
-    def _stack(self, click: Click) -> dict[str, Any]:
+    def _stack(self, click: Click) -> dict[str, object]:
         found: Stacks = self._run(click, _nothing)
-        groups: list[dict[str, Any]] = [
+        groups: list[dict[str, object]] = [
             {"ranks": list(note.ranks), "frames": [], "note": note.text} for note in found.notes if note.ranks
         ]
         for each in found.classes:
@@ -321,7 +321,7 @@ class NotebookServices:
             groups.append({"ranks": list(found.idle), "frames": [], "note": "idle: waiting for a message"})
         return {"stacks": groups}
 
-    def _frame(self, frame: StackFrame) -> dict[str, Any]:
+    def _frame(self, frame: StackFrame) -> dict[str, object]:
         place = frame.place
         return {
             "function": place.name,
@@ -330,7 +330,7 @@ class NotebookServices:
             "text": frame.source,
         }
 
-    def _log(self, click: Click) -> dict[str, Any]:
+    def _log(self, click: Click) -> dict[str, object]:
         lines = lines_wanted(click)
         mesh = self._notebook.session.proc_meshes()[click.mesh]
         texts = tool_runtime().logs(mesh, ranks=click.all_ranks, tail=lines)
@@ -340,7 +340,7 @@ class NotebookServices:
             found += [[rank, "stdout", line] for line in texts.get(rank).splitlines()]
         return {"lines": found[-lines * len(click.all_ranks) :], "dropped": 0}
 
-    def _variables(self, click: Click) -> dict[str, Any]:
+    def _variables(self, click: Click) -> dict[str, object]:
         if len(click.all_ranks) != 1:
             raise ViewRequestError("variables are shown of one rank at a time", "choose a rank")
         (rank,) = click.all_ranks
@@ -363,7 +363,7 @@ class NotebookServices:
         stops = [at for at in debugger.stops(mesh) if at.rank == rank and at.stop.thread]
         return stops[-1] if stops else None
 
-    def _of_frame(self, at: RankStop, wanted: Any) -> dict[str, Any]:
+    def _of_frame(self, at: RankStop, wanted: object) -> dict[str, object]:
         debugger = existing_debugger()
         assert debugger is not None
         frames = user_frames(at.stop.frames)
@@ -375,9 +375,9 @@ class NotebookServices:
             "variables": [{"name": each.name, "type": each.type, "text": each.value} for each in found[:MOST]],
         }
 
-    def _breakpoints(self, _click: Click) -> dict[str, Any]:
+    def _breakpoints(self, _click: Click) -> dict[str, object]:
         debugger = existing_debugger()
-        found: list[dict[str, Any]] = []
+        found: list[dict[str, object]] = []
         for each in debugger.breakpoints() if debugger is not None else ():
             found.append(
                 {
@@ -391,12 +391,12 @@ class NotebookServices:
             )
         return {"breakpoints": found}
 
-    def _jobs(self, _click: Click) -> dict[str, Any]:
+    def _jobs(self, _click: Click) -> dict[str, object]:
         places = self._notebook.session.provider_hosts
         found = list_jobs(places.awaited())
         return {"jobs": [plain(listed(job, places)) for job in found.jobs], "notes": list(found.notes)}
 
-    def _hang(self, click: Click) -> dict[str, Any]:
+    def _hang(self, click: Click) -> dict[str, object]:
         from monarch_kernel.debugger.controller.hang.verdict import NOTHING
 
         verdict: Verdict = self._run(click, _nothing)
@@ -422,7 +422,7 @@ class LogFollower:
     """
 
     def __init__(
-        self, mesh: str, ranks: Iterable[int] | None, search: str, push: Callable[[dict[str, Any]], object]
+        self, mesh: str, ranks: Iterable[int] | None, search: str, push: Callable[[dict[str, object]], object]
     ) -> None:
         self._mesh = mesh
         self._ranks = None if ranks is None else frozenset(ranks)
@@ -524,7 +524,7 @@ class CommTarget:
         number = content.get("comm_id")
         return kind in ("comm_msg", "comm_close") and (number in self._open or is_view(number))
 
-    def _on_open(self, comm: Any, message: dict[str, Any]) -> None:
+    def _on_open(self, comm: Any, message: dict[str, object]) -> None:
         connection = self._open[comm.comm_id] = ViewConnection(comm_sender(comm))
 
         def on_message(received: dict[str, Any]) -> None:
@@ -532,7 +532,7 @@ class CommTarget:
             if isinstance(data, dict):
                 connection.receive(data)
 
-        def on_close(_received: dict[str, Any]) -> None:
+        def on_close(_received: dict[str, object]) -> None:
             self._open.pop(comm.comm_id, None)
             connection.close()
 
@@ -553,7 +553,7 @@ class QuietStatus:
             thread.
     """
 
-    def __init__(self, kernel: Any, is_quiet: Callable[[Mapping[str, Any]], bool]) -> None:
+    def __init__(self, kernel: Any, is_quiet: Callable[[Mapping[str, object]], bool]) -> None:
         self._kernel = kernel
         self._is_quiet = is_quiet
         self._publish: Callable[..., None] = kernel._publish_status
@@ -564,7 +564,7 @@ class QuietStatus:
         """Publish the status around all messages again."""
         self._kernel.__dict__.pop("_publish_status", None)
 
-    def _filtered(self, status: str, channel: str, parent: Any = None) -> None:
+    def _filtered(self, status: str, channel: str, parent: Mapping[str, object] | None = None) -> None:
         message: Mapping[str, Any] = parent or self._kernel.get_parent(channel) or {}
         number = str(message.get("header", {}).get("msg_id", ""))
         if status == "busy" and self._is_quiet(message):

@@ -267,7 +267,7 @@ class EngineJob(Job):
     def _spec(self) -> Any:
         return (self._launcher.name, self._launcher.options(), self._request_fields(), self._env)
 
-    def _fields(self) -> dict[str, Any]:
+    def _fields(self) -> dict[str, object]:
         return {
             "job": self._id,
             "launcher": self._launcher.name,
@@ -620,5 +620,5 @@ class _RequestFields(msgspec.Struct):
 class _Fields(msgspec.Struct):
     job: str
     launcher: str
-    options: dict[str, Any]
+    options: dict[str, object]
     request: _RequestFields

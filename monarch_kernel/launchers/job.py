@@ -145,7 +145,7 @@ class JobFile(msgspec.Struct):
     version: int
     kind: str
     apply_id: str | None
-    fields: dict[str, Any]
+    fields: dict[str, object]
 
 
 class _OtherJobError(ValueError):
@@ -226,7 +226,7 @@ class Job(ABC):
         """Return the request of this job. A job that was applied earlier is reused if its request is equal."""
 
     @abstractmethod
-    def _fields(self) -> dict[str, Any]:
+    def _fields(self) -> dict[str, object]:
         """Return the job as plain data that JSON can represent, for its file."""
 
     def _adopt(self, known: Job) -> None:
@@ -586,7 +586,7 @@ class JobTrait(Job):
     def _spec(self) -> Any:
         return None  # can_run compares arbitrary attributes
 
-    def _fields(self) -> dict[str, Any]:
+    def _fields(self) -> dict[str, object]:
         found = {name: value for name, value in vars(self).items() if name not in _OF_ALL}
         for name, value in found.items():
             try:
@@ -699,7 +699,7 @@ class LocalJob(Job):
     def _spec(self) -> Any:
         return self._names
 
-    def _fields(self) -> dict[str, Any]:
+    def _fields(self) -> dict[str, object]:
         return {"hosts": list(self._names)}
 
     @classmethod

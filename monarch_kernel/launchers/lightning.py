@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -36,6 +36,9 @@ from monarch_kernel.launchers.base import (
 )
 from monarch_kernel.launchers.engine_job import EngineJob
 from monarch_kernel.launchers.scripts import Script, one_word, script
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 T = TypeVar("T")
 
@@ -83,7 +86,7 @@ class LightningCloud:
         check = os.environ.get(_NO_CHECK)
         os.environ[_NO_CHECK] = "1"
         try:
-            self.models: Any = importlib.import_module(f"{_SDK}.lightning_cloud.openapi")
+            self.models: ModuleType = importlib.import_module(f"{_SDK}.lightning_cloud.openapi")
             rest = importlib.import_module(f"{_SDK}.lightning_cloud.rest_client")
             login = importlib.import_module(f"{_SDK}.lightning_cloud.login")
             self._machine: Any = importlib.import_module(f"{_SDK}.machine").Machine

@@ -15,7 +15,6 @@ import socket
 import time
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from typing import Any
 
 import msgspec
 
@@ -52,8 +51,8 @@ class JobRecord(msgspec.Struct, kw_only=True):
     job: str
     kind: str
     launcher: str
-    options: dict[str, Any]
-    request: dict[str, Any]
+    options: dict[str, object]
+    request: dict[str, object]
     ticket: Ticket | None = None
     meshes: dict[str, list[int]] = {}
     created: float = 0.0

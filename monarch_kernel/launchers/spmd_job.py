@@ -123,10 +123,10 @@ class StoreJob(Job):
     def _is_alive(self) -> bool:
         return True
 
-    def _spec(self) -> Any:
+    def _spec(self) -> tuple[list[str], str]:
         return self._workers, self._name
 
-    def _fields(self) -> dict[str, Any]:
+    def _fields(self) -> dict[str, object]:
         return {"worker_addrs": self._workers, "name": self._name}
 
     @classmethod
@@ -264,7 +264,7 @@ class SPMDJob(Job):
     def _spec(self) -> Any:
         return type(self.job), self.job._spec(), self.command, self._mesh
 
-    def _fields(self) -> dict[str, Any]:
+    def _fields(self) -> dict[str, object]:
         command = msgspec.to_builtins(self.command)
         return {"job": self.job.dumps().decode(), "command": command, "mesh": self._mesh}
 

@@ -65,7 +65,7 @@ class TaskFuture(ThreadFuture[Any]):
         """Cancel it; if it is running, raise KeyboardInterrupt in it."""
         self._pool.interrupt([self])
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[object, None, object]:
         return asyncio.wrap_future(self).__await__()
 
 
@@ -114,7 +114,7 @@ class Pool:
 
     # -- tasks -----------------------------------------------------------------------------------
 
-    def define(self, function: Callable[..., Any]) -> int:
+    def define(self, function: Callable[..., object]) -> int:
         """Send a function to all ranks. Return its key for `submit_items`."""
         while self.dropped:
             self.forget(self.dropped.pop())
@@ -132,7 +132,7 @@ class Pool:
         for rank in self.alive:
             self._workers[rank].forget.call_one(key)
 
-    def submit(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TaskFuture:
+    def submit(self, function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, object]) -> TaskFuture:
         """Queue one call."""
         return self._put(lambda worker, number: worker.run.call_one(number, function, args, kwargs))
 
@@ -377,7 +377,7 @@ def parts(total: int, count: int) -> list[slice]:
     return [slice(*pair) for pair in pairwise(ends)]
 
 
-def concatenated(values: Sequence[Any]) -> Any:
+def concatenated(values: Sequence[Any]) -> object:
     """Join pieces of one type."""
     kinds = {type(value) for value in values}
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")

@@ -47,7 +47,7 @@ class PoolExecutor(Actor):
         self._functions: dict[int, Callable[..., object]] = {}
 
     @endpoint
-    def define(self, key: int, function: Callable[..., Any]) -> None:
+    def define(self, key: int, function: Callable[..., object]) -> None:
         """Keep a function for many calls, so that the pool sends it only once."""
         self._functions[key] = function
 
@@ -57,7 +57,9 @@ class PoolExecutor(Actor):
         self._functions.pop(key, None)
 
     @endpoint
-    def run(self, task: int, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(
+        self, task: int, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> Any:
         """Run a function that arrives with the call."""
         return _run(task, function, args, kwargs)
 
@@ -120,7 +122,7 @@ class Control(Actor):
             return True
 
 
-def _run(task: int, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run(task: int, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     me = threading.get_ident()
     try:
         try:
@@ -153,7 +155,7 @@ def _leave(thread: int) -> None:
             continue
 
 
-def _short(args: tuple[Any, ...]) -> str:
+def _short(args: tuple[object, ...]) -> str:
     try:
         text = ", ".join(map(repr, args))
     except Exception:  # user code

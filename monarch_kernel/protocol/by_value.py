@@ -55,7 +55,7 @@ class ByValuePickler(cloudpickle.Pickler):
     #: Whether to send the objects that annotations name.
     with_names = True
 
-    def __init__(self, file: Any, protocol: int | None = None, buffer_callback: Any = None) -> None:
+    def __init__(self, file: Any, protocol: int | None = None, buffer_callback: object = None) -> None:
         super().__init__(file, protocol, buffer_callback)
         self._file = file
         self._wanted: list[_Named] = []
@@ -71,7 +71,7 @@ class ByValuePickler(cloudpickle.Pickler):
         """The number of bytes written for objects that annotations name."""
         return self._file.tell() - self._began if self.late is not None else 0
 
-    def dump(self, obj: Any) -> None:
+    def dump(self, obj: object) -> None:
         super().dump(_WithNames(obj) if self.with_names else obj)
 
     def reducer_override(self, obj: Any) -> Any:
@@ -119,13 +119,13 @@ class ByValuePickler(cloudpickle.Pickler):
             fill = _fill_function
         return make, arguments, (state, slots), items, pairs, fill
 
-    def _with_anew(self, names: dict[str, Any]) -> dict[str, Any]:
+    def _with_anew(self, names: dict[str, Any]) -> dict[str, object]:
         """Mark recreated values among the attributes of a class, or the globals of a function."""
         if MADE_ANEW.isdisjoint(map(type, names.values())):
             return names
         return {name: self._anew_of(value) for name, value in names.items()}
 
-    def _anew_of(self, value: Any) -> Any:
+    def _anew_of(self, value: object) -> object:
         if type(value) not in MADE_ANEW:
             return value
         return self._anew.setdefault(id(value), Anew(value))
@@ -166,7 +166,7 @@ class ByValuePickler(cloudpickle.Pickler):
         wanted, self._wanted = self._wanted, []
         return (_first, (wanted, _Names())) if wanted else (_first, (None, None))
 
-    def _want(self, annotations: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
+    def _want(self, annotations: dict[str, object], names: dict[str, object]) -> dict[str, object]:
         """Send along the objects that annotations name. Return the source of their globals at the receiver."""
         scope = self.globals_ref.setdefault(id(names), {})
         if not scope:  # as cloudpickle begins it
@@ -192,7 +192,7 @@ _OF_MODULES = ("__package__", "__name__", "__path__", "__file__")
 class _WithNames:
     """An object to be pickled, followed by the objects that its annotations name."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
 
@@ -203,14 +203,14 @@ class _Names:
 class _Named:
     """The value of a name in an annotation, and the globals of its class or function."""
 
-    def __init__(self, scope: dict[str, Any], name: str, value: Any) -> None:
+    def __init__(self, scope: dict[str, object], name: str, value: object) -> None:
         self.scope, self.name, self.value = scope, name, value
 
 
 _PARTS = frozenset({_WithNames, _Names, _Named, Annotations})
 
 
-def _reduce_cell(cell: types.CellType, anew_of: Callable[[Any], Any]) -> Any:
+def _reduce_cell(cell: types.CellType, anew_of: Callable[[object], object]) -> object:
     try:
         content = cell.cell_contents
     except ValueError:
@@ -218,15 +218,15 @@ def _reduce_cell(cell: types.CellType, anew_of: Callable[[Any], Any]) -> Any:
     return internals._make_cell, (anew_of(content),)
 
 
-def _first(value: object, _names: object) -> Any:
+def _first(value: object, _names: object) -> object:
     return value
 
 
-def _set_name(scope: dict[str, Any], name: str, value: Any) -> None:
+def _set_name(scope: dict[str, object], name: str, value: object) -> None:
     scope.setdefault(name, value)
 
 
-def by_value(obj: Any, kept: list[pickle.PickleBuffer] | None = None) -> bytes:
+def by_value(obj: object, kept: list[pickle.PickleBuffer] | None = None) -> bytes:
     """Pickle an object like ``cloudpickle.dumps``. Large buffers are added to ``kept``, if it is given.
 
     Objects that only an annotation names are left out if they are large or cannot be pickled.
@@ -251,7 +251,7 @@ def by_value(obj: Any, kept: list[pickle.PickleBuffer] | None = None) -> bytes:
             kept.clear()
 
 
-def _attribute_in(value: Any, depth: int = 8) -> str:
+def _attribute_in(value: object, depth: int = 8) -> str:
     """Name the outermost attribute of an object that cannot be pickled, and its class; "" if there is none."""
     if isinstance(value, list | tuple | set | frozenset | dict):
         items = value.values() if isinstance(value, dict) else value
@@ -261,7 +261,7 @@ def _attribute_in(value: Any, depth: int = 8) -> str:
     return f"{names[0]}, an attribute of a {type(value).__qualname__}" if names else ""
 
 
-def _can_go(value: Any) -> bool:
+def _can_go(value: object) -> bool:
     try:
         _write_by_value(value, _Nowhere())
     except Exception:
@@ -276,14 +276,14 @@ _DESCRIPTORS = frozenset({types.GetSetDescriptorType, types.MemberDescriptorType
 class _Nowhere:
     """A file that discards a pickle."""
 
-    def write(self, data: Any) -> int:
+    def write(self, data: bytes | bytearray | memoryview) -> int:
         return len(data)
 
     def tell(self) -> int:
         return 0
 
 
-def _write_by_value(obj: Any, out: Any) -> None:
+def _write_by_value(obj: object, out: object) -> None:
     pickler = ByValuePickler(out, 5)
     pickler.dump(pickler._anew_of(obj))
 
@@ -306,7 +306,7 @@ def _class_of(make: Callable[..., type], *arguments: Any) -> type:
     return made
 
 
-def _fill_class(made: type, state: Any) -> None:
+def _fill_class(made: type, state: object) -> None:
     """Set the attributes of a class that has none yet. Other classes are not changed."""
     if made in _empty_classes:
         internals._class_setstate(made, state)
@@ -314,7 +314,7 @@ def _fill_class(made: type, state: Any) -> None:
         arrived(made)
 
 
-def _fill_function(function: Any, state: Any) -> None:
+def _fill_function(function: Callable[..., object], state: Any) -> None:
     """Set the state of a function of another process's ``__main__``."""
     source = state[1].pop("__source__")
     internals._function_setstate(function, state)

@@ -152,7 +152,7 @@ class CastAnswers:
         return CastReplies(source, number, complete, self.ranks.tobytes(), self.sizes.tobytes(), statuses, self.buffers)
 
 
-def unpack(message: CastReplies, body: Any) -> tuple[list[int], bytes, list[Any]]:
+def unpack(message: CastReplies, body: object) -> tuple[list[int], bytes, list[Any]]:
     """Split a message into ranks, their statuses (empty: all OK) and their bodies."""
     ranks = array("I")
     ranks.frombytes(message.ranks)

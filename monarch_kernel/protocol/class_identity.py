@@ -212,7 +212,7 @@ class _Description:
         finally:
             _described.discard(id(cls))
 
-    def _function(self, function: types.FunctionType) -> Any:
+    def _function(self, function: types.FunctionType) -> object:
         if isinstance(registry := getattr(function, "registry", None), types.MappingProxyType):  # of `singledispatch`
             return "singledispatch", function.__qualname__, self.of(registry)
         code = self._code(function.__code__)

@@ -286,7 +286,7 @@ def _pickle(exc: BaseException) -> bytes | None:
         return None
 
 
-def _parts(exc: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _parts(exc: BaseException) -> tuple[tuple[object, ...], dict[str, object]]:
     """Take an exception apart into the arguments and attributes from which `_assemble` creates an equal one."""
     reduced: Any = exc.__reduce__()
     args, state = reduced[1], dict((reduced[2] if len(reduced) > 2 else None) or {})

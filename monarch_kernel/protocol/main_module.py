@@ -23,7 +23,7 @@ _MISSING: Final = object()
 _real_names = vars(types.ModuleType)["__dict__"].__get__
 
 #: Classes and functions of another ``__main__`` that are alive here, by the number of their arrival.
-_arrived: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_arrived: weakref.WeakValueDictionary[int, object] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
 
 

@@ -189,7 +189,7 @@ def _object(key: str) -> object:
     return _known[key]
 
 
-def _key(value: Any) -> str:
+def _key(value: object) -> str:
     key = _keys.get(id(value))
     if key is None:
         key = uuid.uuid4().hex
@@ -197,7 +197,7 @@ def _key(value: Any) -> str:
     return key
 
 
-def _keep(key: str, value: Any) -> None:
+def _keep(key: str, value: object) -> None:
     _known[key] = value
     _keys[id(value)] = key
 
@@ -209,7 +209,7 @@ def _constants(module: str) -> dict[int, str]:
     return {id(value): name for name, value in list(names.items()) if _is_constant(value, module)}
 
 
-def _is_constant(value: Any, module: str) -> bool:
+def _is_constant(value: object, module: str) -> bool:
     kind = type(value)
     return (
         kind.__module__ == module

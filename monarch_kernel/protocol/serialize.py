@@ -75,7 +75,7 @@ def goes_by_value(obj: object) -> bool:
     return module not in sys.modules
 
 
-def _registered() -> Any:
+def _registered() -> object:
     if "cloudpickle" not in sys.modules:  # then no module can be registered
         return ()
     import cloudpickle
@@ -113,7 +113,7 @@ def by_value_pickler() -> Any:
     return ByValuePickler
 
 
-def _reduce_array(array: Any, kind: type) -> Any:
+def _reduce_array(array: Any, kind: type) -> object:
     """Reduce a large plain array to a buffer, in half the time of NumPy's own pickling."""
     if kind.__module__ != "numpy":
         return NotImplemented
@@ -137,7 +137,7 @@ def _order(array: Any) -> str:
     return "C" if flags.c_contiguous else "F" if flags.f_contiguous else ""
 
 
-def _rebuild_array(buffer: Any, dtype: str, shape: tuple[int, ...], order: Any) -> Any:
+def _rebuild_array(buffer: Any, dtype: str, shape: tuple[int, ...], order: Any) -> object:
     return _array_type()(shape, dtype, buffer, 0, None, order)
 
 
@@ -148,7 +148,7 @@ def _array_type() -> Any:
     return numpy.ndarray
 
 
-def _reduce_tensor(tensor: Any, kind: type) -> Any:
+def _reduce_tensor(tensor: Any, kind: type) -> object:
     """Reduce a plain CPU tensor, or any tensor on a GPU, to a buffer.
 
     torch's own pickling would save its storage, as to a file, and fail in a process without such a GPU.
@@ -190,8 +190,8 @@ def _is_bare(tensor: Any, nbytes: int) -> bool:
 
 
 def _rebuild_tensor(
-    buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool, device: int | None = None
-) -> Any:
+    buffer: object, dtype: Any, shape: tuple[int, ...], requires_grad: bool, device: int | None = None
+) -> object:
     """Rebuild a tensor from this memory, on the GPU with this number.
 
     If there are fewer GPUs, it is on the current GPU; without a GPU, on the CPU.
@@ -205,7 +205,7 @@ def _rebuild_tensor(
 
 
 #: Types whose memory is kept out of the pickle, by name, so that nothing is imported for this.
-OUT_OF_BAND_KINDS: dict[str, Callable[[Any, type], Any]] = {"ndarray": _reduce_array, "Tensor": _reduce_tensor}
+OUT_OF_BAND_KINDS: dict[str, Callable[[object, type], object]] = {"ndarray": _reduce_array, "Tensor": _reduce_tensor}
 
 
 def is_plain(obj: Any) -> bool:
@@ -225,7 +225,7 @@ def is_plain(obj: Any) -> bool:
     return kind in PLAIN or (kind is dict and not obj)
 
 
-def dumps(obj: Any) -> tuple[Any, tuple[int, ...]]:
+def dumps(obj: object) -> tuple[Any, tuple[int, ...]]:
     """Serialize for a message body.
 
     Returns:
@@ -240,7 +240,7 @@ def dumps(obj: Any) -> tuple[Any, tuple[int, ...]]:
     return dumps_arrays(obj) or dumps_any(obj)
 
 
-def dumps_any(obj: Any) -> tuple[Any, tuple[int, ...]]:
+def dumps_any(obj: object) -> tuple[Any, tuple[int, ...]]:
     """Do the same as ``dumps`` for an object that is neither plain nor made of arrays."""
     kept: list[pickle.PickleBuffer] = []
     out = io.BytesIO()
@@ -272,7 +272,7 @@ def keep_in(kept: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], 
     return keep
 
 
-def _body(kept: list[memoryview], pickled: bytes) -> tuple[Any, tuple[int, ...]]:
+def _body(kept: list[memoryview], pickled: bytes) -> tuple[object, tuple[int, ...]]:
     """Assemble the result of ``dumps`` from the buffers kept out of the pickle, and the pickle."""
     if not kept:
         return pickled, ()
@@ -307,7 +307,7 @@ _QUICK: set[type] = set(PLAIN)
 _kinds: dict[tuple[int, tuple[int, ...]], tuple[Any, bytes, bytes]] = {}
 
 
-def _scalar(value: Any) -> bytes:
+def _scalar(value: object) -> bytes:
     """Encode one immutable value, without references to other parts of the pickle."""
     return pickle.dumps(value, 5)[2:-1]
 
@@ -328,7 +328,7 @@ def dumps_arrays(obj: Any) -> tuple[Any, tuple[int, ...]] | None:
     if not _QUICK.issuperset(map(type, values)):
         return None
     parts: Buffers = [head]
-    arrays: list[Any] = []
+    arrays: list[object] = []
     kept: list[memoryview] = []
     for value in values:
         if type(value) in PLAIN:
@@ -371,7 +371,7 @@ def _add_array(array: Any, parts: Buffers, kept: list[memoryview]) -> bool:
     return True
 
 
-def dumps_flat(obj: Any) -> bytes:
+def dumps_flat(obj: object) -> bytes:
     """Serialize into one ``bytes`` with the buffers inside, to be stored or sent inside another pickle."""
     if is_plain(obj):
         return pickle.dumps(obj, 5)
@@ -442,7 +442,7 @@ def loads(body: Any, buffers: tuple[int, ...] = ()) -> Any:
             return Unpickling.function(body.memory() if type(body) is Apart else body)
         if type(body) is Apart:
             view = body.memory()
-            rest: Any = body.pickled
+            rest = body.pickled
         else:
             view = memoryview(body)
             if view.readonly:  # the unpickled value must be writable, as at its sender

@@ -11,7 +11,7 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from jupyter_server.auth.decorator import authorized, ws_authenticated
@@ -115,7 +115,7 @@ class KeptLogsHandler(_KeptBase):
         each, 0 for all.
         """
 
-        def read() -> dict[str, Any]:
+        def read() -> dict[str, list[dict[str, str | int]]]:
             tail = self._number("tail", LINES, MOST_LINES)
             ranks = [int(each) for each in self.get_query_arguments("rank") if each.isdecimal()]
             if len(ranks) != len(self.get_query_arguments("rank")):
@@ -256,7 +256,7 @@ _listeners = _Listeners()
 _NAME = r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,31})"
 
 
-def handlers(base_url: str) -> list[tuple[str, Any]]:
+def handlers(base_url: str) -> list[tuple[str, object]]:
     """Return the pattern of each address, with its handler."""
     root = url_path_join(base_url, "monarch-kernel", "api")
     return [

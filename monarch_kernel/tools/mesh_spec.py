@@ -130,7 +130,7 @@ class ServerSpec:
         """Return the names of its meshes."""
         return [mesh.name for mesh in self.meshes]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the server as plain data."""
         meshes = {
             mesh.name: {
@@ -158,7 +158,7 @@ def mesh_spec_from_str(mesh_spec_str: str) -> MeshSpec:
         raise AssertionError(f"`{mesh_spec_str}` is not of the form 'NAME:NUM_HOSTS:HOST_TYPE'")
     import importlib
 
-    specs: Any = importlib.import_module("torchx.specs")
+    specs = importlib.import_module("torchx.specs")
     name, hosts, kind = parts
     gpus = specs.resource(h=kind).gpu
     return MeshSpec(name, int(hosts), kind, gpus)

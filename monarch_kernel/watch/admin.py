@@ -103,7 +103,7 @@ class AdminServer:
             "as_of": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
 
-    def query(self, sql: str) -> list[dict[str, Any]]:
+    def query(self, sql: str) -> list[dict[str, object]]:
         """Return the rows of a query of Monarch's tables.
 
         Raises:
@@ -224,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
             self._answer(400, {"error": str(error)})
 
-    def _answer(self, status: int, body: Any, kind: str = "application/json") -> None:
+    def _answer(self, status: int, body: object, kind: str = "application/json") -> None:
         data = body if isinstance(body, bytes) else json.dumps(body, default=str).encode()
         self.send_response(status)
         self.send_header("Content-Type", kind)
@@ -232,5 +232,5 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the name that http.server uses
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the name that http.server uses
         """Do not log requests."""

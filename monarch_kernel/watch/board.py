@@ -56,7 +56,7 @@ class MeshMark(msgspec.Struct, frozen=True):
     """Fields of a ``MeshView``: ``current``, ``kept`` or ``hang``. Unknown meshes are ignored."""
 
     key: str
-    fields: dict[str, Any]
+    fields: dict[str, object]
 
 
 class CurrentMesh(msgspec.Struct, frozen=True):
@@ -198,7 +198,7 @@ _DERIVED: Final = frozenset(
 #: The states of ranks in a mesh that may hang.
 _BUSY: Final = frozenset({RankState.RUNNING, RankState.STOPPED, RankState.UNRESPONSIVE})
 #: The reset values of fields for a process that is gone.
-_NOTHING: Final[dict[str, Any]] = {
+_NOTHING: Final[dict[str, object]] = {
     "doing": "",
     "doing_since": 0.0,
     "waiting": 0,
@@ -301,7 +301,7 @@ class Board:
             self._forgotten = self._log.popleft()[0]
         return True
 
-    def _note(self, kind: int, key: Any, mask: int = 0) -> None:
+    def _note(self, kind: int, key: object, mask: int = 0) -> None:
         self._log.append((self._next, kind, key, mask))
 
     def _on_mesh(self, fact: MeshFact, time: float) -> None:
@@ -425,7 +425,7 @@ class Board:
         for key in fact.gone:
             rank.actors.pop(key, None)
         actors = tuple(rank.actors.values())
-        fields: dict[str, Any] = {"actors": actors, "waiting": sum(actor.waiting for actor in actors)}
+        fields: dict[str, object] = {"actors": actors, "waiting": sum(actor.waiting for actor in actors)}
         # The counts of an actor vanish with it, but those of its rank must not decrease.
         for name in ("calls", "failures"):
             fields[name] = max(getattr(rank.view, name), sum(getattr(actor, name) for actor in actors))
@@ -462,7 +462,7 @@ class Board:
         """Return the display name of a cell, given its id or its file; "" if unknown."""
         return self._cells.get(cell) or self._cells.get(cell.partition(".")[0], "")
 
-    def _doing(self, rank: _Rank) -> dict[str, Any]:
+    def _doing(self, rank: _Rank) -> dict[str, object]:
         """Return what a rank runs: a cell, or the endpoint that has run longest."""
         cell, since = rank.cell
         if cell:
@@ -481,7 +481,7 @@ class Board:
         over = RankState.DEAD in rank.conditions or RankState.ENDED in rank.conditions
         if over and fact.state is not RankState.HEALING:
             return
-        fields: dict[str, Any] = {}
+        fields: dict[str, object] = {}
         if not fact.holds:
             rank.conditions.pop(fact.state, None)
         elif fact.state in (RankState.DEAD, RankState.ENDED):
@@ -638,7 +638,7 @@ class Board:
         )
 
 
-def _checked(fields: dict[str, Any], view: type[msgspec.Struct], derived: frozenset[str]) -> dict[str, Any]:
+def _checked(fields: dict[str, object], view: type[msgspec.Struct], derived: frozenset[str]) -> dict[str, object]:
     for name in fields:
         if name not in view.__struct_fields__ or name in derived:
             raise ValueError(f"no source may set {name!r} of a {view.__name__}")
@@ -656,7 +656,7 @@ def advanced(snapshot: Snapshot, delta: Delta) -> Snapshot:
     meshes = {key: view for key, view in snapshot.meshes.items() if key not in delta.gone_meshes} | delta.meshes
     hosts = {key: view for key, view in snapshot.hosts.items() if key not in delta.gone_hosts} | delta.hosts
     jobs = {key: view for key, view in snapshot.jobs.items() if key not in delta.gone_jobs} | delta.jobs
-    ranks: dict[str, Any] = {key: list(views) for key, views in snapshot.ranks.items() if key in meshes}
+    ranks: dict[str, list[RankView]] = {key: list(views) for key, views in snapshot.ranks.items() if key in meshes}
     for (mesh, rank), view in delta.ranks.items():
         if (mesh, rank) not in delta.fields and rank == 0:  # a new mesh: all its ranks follow, in their order
             ranks[mesh] = []

@@ -360,8 +360,8 @@ class Metrics:
         """Create an instrument of ``get_meter()`` for each metric with a single number."""
         observation: Any = getattr(importlib.import_module("opentelemetry.metrics"), "Observation", None)
 
-        def observe(name: str) -> Callable[[Any], Iterable[Any]]:
-            def callback(_options: object) -> Iterable[Any]:
+        def observe(name: str) -> Callable[[object], Iterable[object]]:
+            def callback(_options: object) -> Iterable[object]:
                 for family in self.families():
                     if family.name == name:
                         for labels, value in family.samples.items():
@@ -526,7 +526,7 @@ class _Server(ThreadingHTTPServer):
         self._lock = threading.Lock()
         super().__init__(address, _Handler)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
+    def process_request(self, request: Any, client_address: object) -> None:
         timer = threading.Timer(PATIENCE, self._send_away, [request])
         timer.daemon = True
         with self._lock:
@@ -550,7 +550,7 @@ class _Server(ThreadingHTTPServer):
             timer.cancel()
         return timer is not None
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def process_request_thread(self, request: Any, client_address: object) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -587,5 +587,5 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the name that http.server uses
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the name that http.server uses
         """Do not log requests."""

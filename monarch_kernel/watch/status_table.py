@@ -36,7 +36,7 @@ _STYLES = {
 
 
 def live_tables(
-    mesh: Any = None, *, ranks: Collection[int] = (), seconds: float | None = None, period: float = PERIOD
+    mesh: object = None, *, ranks: Collection[int] = (), seconds: float | None = None, period: float = PERIOD
 ) -> Iterator[list[StatusTable]]:
     """Yield the tables of all meshes, or of one, now and after each change.
 
@@ -65,7 +65,7 @@ def live_tables(
 
 
 def show_live(
-    mesh: Any = None, *, ranks: Collection[int] = (), seconds: float | None = None, period: float = PERIOD
+    mesh: object = None, *, ranks: Collection[int] = (), seconds: float | None = None, period: float = PERIOD
 ) -> None:
     """Show all meshes, or one, in this terminal until Ctrl-C or for a time. Print a table once if there is no terminal.
 

@@ -201,7 +201,7 @@ class ChromeTrace:
                 self._slice(pid, each)
             tids += max(lanes) + 1
 
-    def close(self, about: dict[str, Any]) -> None:
+    def close(self, about: dict[str, object]) -> None:
         """Write the arrows and the end of the file, with ``about`` as its ``otherData``."""
         for call in self._calls.values():
             if call.site is not None and call.led_to:
@@ -251,7 +251,7 @@ class ChromeTrace:
     def _slice(self, pid: int, each: _Slice) -> None:
         record = each.record
         name = record.name
-        args: dict[str, Any] = {}
+        args: dict[str, object] = {}
         if record.kind == trace_records.TRANSFER:
             what, _, owner = name.rpartition(" ")
             name = f"{what} {self._names.get(owner, owner)}"
@@ -317,11 +317,11 @@ class ChromeTrace:
         name: str,
         at: int | None = None,
         category: str = "",
-        args: dict[str, Any] | None = None,
+        args: dict[str, object] | None = None,
         duration: int | None = None,
-        **more: Any,
+        **more: object,
     ) -> None:
-        event: dict[str, Any] = {"ph": phase, "pid": pid, "tid": tid, "name": name}
+        event: dict[str, object] = {"ph": phase, "pid": pid, "tid": tid, "name": name}
         if phase != "M":
             event["cat"] = category or "other"
         if at is not None:
@@ -338,7 +338,7 @@ class ChromeTrace:
 _encode = msgspec.json.Encoder().encode
 
 
-def _json(value: dict[str, Any]) -> str:
+def _json(value: dict[str, object]) -> str:
     """Encode the value as JSON."""
     try:
         return _encode(value).decode()  # much faster than the fallback
@@ -346,7 +346,7 @@ def _json(value: dict[str, Any]) -> str:
         return json.dumps(_clean(value))
 
 
-def _clean(value: Any) -> Any:
+def _clean(value: object) -> object:
     """Replace text that is not valid Unicode, which strict readers reject."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
@@ -710,7 +710,7 @@ def _name(rank: TracedRank) -> str:
 
 
 def _text_of(raw: IO[bytes], compressed: bool) -> IO[str]:
-    binary: Any = gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=5) if compressed else raw
+    binary = gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=5) if compressed else raw
     return io.TextIOWrapper(binary, encoding="utf-8", write_through=False)
 
 
@@ -722,8 +722,8 @@ def _asked(ranks: Sequence[TracedRank], order: str, capacity: int = 0) -> dict[s
     return _answers([(rank, rank.ask(order, capacity)) for rank in ranks], time.monotonic() + PATIENCE)
 
 
-def _answers(asked: Sequence[tuple[TracedRank, Future[Any]]], deadline: float) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _answers(asked: Sequence[tuple[TracedRank, Future[object]]], deadline: float) -> dict[str, Any]:
+    found: dict[str, object] = {}
     for rank, answer in asked:
         with suppress(Exception):  # it is dead, or does not answer: the caller reports it
             found[rank.proc] = answer.get(max(0.0, deadline - time.monotonic()))

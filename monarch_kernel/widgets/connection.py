@@ -20,7 +20,7 @@ from monarch_kernel.widgets.plotting import Sampler
 # Send messages over a comm from any thread, even while a cell runs.
 
 
-def comm_sender(comm: Any) -> Callable[[dict[str, Any]], None]:
+def comm_sender(comm: Any) -> Callable[[dict[str, object]], None]:
     """Return a function that sends data over a comm. In an ipykernel, its messages have no parent cell."""
     kernel = _kernel_of(comm)
     if kernel is None:
@@ -75,15 +75,15 @@ class Services(Protocol):
         """Whether a cell runs."""
         ...
 
-    def ask(self, request: Mapping[str, Any]) -> Any:
+    def ask(self, request: Mapping[str, object]) -> object:
         """Return the value of the answer to an `ask` message."""
         ...
 
-    def act(self, request: Mapping[str, Any]) -> str:
+    def act(self, request: Mapping[str, object]) -> str:
         """Execute a `do` message. Return a sentence about the action."""
         ...
 
-    def follow(self, request: Mapping[str, Any], push: Callable[[Message], object]) -> Closable:
+    def follow(self, request: Mapping[str, object], push: Callable[[Message], object]) -> Closable:
         """Push `log` messages (without `kind` and `id`) while ranks write."""
         ...
 
@@ -131,13 +131,13 @@ class ViewConnection:
     def __init__(
         self,
         send: Callable[[Message], object],
-        plots: Callable[[Mapping[str, Any], Callable[[Message], object]], Closable] | None = None,
+        plots: Callable[[Mapping[str, object], Callable[[Message], object]], Closable] | None = None,
     ) -> None:
         self._transport = send
         self._plots = plots or Sampler.of_request
         self._sending = threading.Lock()
         self._changed = threading.Condition()
-        self._inbox: list[Mapping[str, Any]] = []
+        self._inbox: list[Mapping[str, object]] = []
         self._news = False
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -145,7 +145,7 @@ class ViewConnection:
         self._requests: set[str] = set()
         self._streams: dict[str, Closable] = {}
 
-    def receive(self, message: Mapping[str, Any]) -> None:
+    def receive(self, message: Mapping[str, object]) -> None:
         """Handle a message of the front end. Returns at once, on any thread. Unknown messages are ignored."""
         global _was_viewed
         _was_viewed = True
@@ -237,7 +237,7 @@ class ViewConnection:
 
     # -- requests ---------------------------------------------------------------------------------
 
-    def _request(self, request: Mapping[str, Any]) -> None:
+    def _request(self, request: Mapping[str, object]) -> None:
         number = str(request.get("id"))
         with self._changed:
             refused = "" if len(self._requests) < MOST_REQUESTS else "too many requests are in progress"
@@ -252,9 +252,9 @@ class ViewConnection:
         timer.start()
         self._beside(self._work, request, number, timer)
 
-    def _work(self, request: Mapping[str, Any], number: str, timer: threading.Timer) -> None:
+    def _work(self, request: Mapping[str, object], number: str, timer: threading.Timer) -> None:
         try:
-            value: Any = services().ask(request) if request["kind"] == "ask" else {"text": services().act(request)}
+            value = services().ask(request) if request["kind"] == "ask" else {"text": services().act(request)}
         except BaseException as error:
             timer.cancel()
             self._settle(number, error=_refusal(error))
@@ -265,7 +265,7 @@ class ViewConnection:
     def _late(self, number: str, what: str, deadline: float) -> None:
         self._settle(number, error=ViewRequestError(f"{what}: no answer within {deadline:g} s", "it may still happen"))
 
-    def _settle(self, number: str, value: Any = None, error: ViewRequestError | None = None) -> None:
+    def _settle(self, number: str, value: object = None, error: ViewRequestError | None = None) -> None:
         """Answer a request, unless it was already answered."""
         with self._changed:
             if number not in self._requests:
@@ -273,7 +273,7 @@ class ViewConnection:
             self._requests.discard(number)
         self._answer(number, value, error)
 
-    def _answer(self, number: str, value: Any = None, error: ViewRequestError | None = None) -> None:
+    def _answer(self, number: str, value: object = None, error: ViewRequestError | None = None) -> None:
         if error is None:
             self._send({"kind": "answer", "id": number, "value": value})
         else:
@@ -281,7 +281,7 @@ class ViewConnection:
 
     # -- streams ----------------------------------------------------------------------------------
 
-    def _begin_stream(self, request: Mapping[str, Any]) -> None:
+    def _begin_stream(self, request: Mapping[str, object]) -> None:
         number, kind = str(request.get("id")), "log" if request["kind"] == "follow" else "points"
 
         def push(message: Message) -> None:
@@ -311,7 +311,7 @@ class ViewConnection:
         for number in list(self._streams):
             self._end_stream(number)
 
-    def _beside(self, function: Callable[..., None], *args: Any) -> None:
+    def _beside(self, function: Callable[..., None], *args: object) -> None:
         """Call a function on a separate thread, because the caller may be the loop of a kernel."""
         threading.Thread(target=function, args=args, name="monarch-view-request", daemon=True).start()
 

@@ -314,7 +314,7 @@ class MeshDisplay:
         size = len(self.snapshot.ranks[self.keys[0]])
         return MeshDisplay(self.snapshot, self.keys, ranks if len(ranks) < size else ())
 
-    def mime_bundle(self, details: str = "") -> dict[str, Any]:
+    def mime_bundle(self, details: str = "") -> dict[str, object]:
         """Return the MIME bundle: a live view, HTML and text, of which a front end shows the first that it supports.
 
         Args:

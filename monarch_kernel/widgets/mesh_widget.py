@@ -32,7 +32,7 @@ class MeshWidget(anywidget.AnyWidget):  # type: ignore[misc,unused-ignore]
     period = traitlets.Float(0.2).tag(sync=True)
     grid = traitlets.Dict().tag(sync=True)
 
-    def __init__(self, plots: Streams | None = None, **traits: Any) -> None:
+    def __init__(self, plots: Streams | None = None, **traits: object) -> None:
         super().__init__(**traits)
         comm: Any = self.comm
         send = comm_sender(comm)

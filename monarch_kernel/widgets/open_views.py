@@ -21,7 +21,7 @@ _views: OrderedDict[str, tuple[str, str, MeshWidget]] = OrderedDict()
 """By their models, the oldest first: the cell that shows the view, that run of it, and the view."""
 
 
-def live_view(plots: Streams | None = None, **traits: Any) -> MeshWidget | None:
+def live_view(plots: Streams | None = None, **traits: object) -> MeshWidget | None:
     """Create a live view for the running cell. An earlier one of the same kind in this cell ends.
 
     Args:
@@ -38,7 +38,7 @@ def live_view(plots: Streams | None = None, **traits: Any) -> MeshWidget | None:
     from monarch_kernel.widgets.mesh_widget import MeshWidget
 
     parent = kernel.get_parent()
-    metadata: dict[str, Any] = parent.get("metadata") or {}
+    metadata: dict[str, object] = parent.get("metadata") or {}
     run = str((parent.get("header") or {}).get("msg_id", ""))
     cell = str(metadata.get("cellId") or run)
     made = MeshWidget(plots, **traits)
@@ -52,7 +52,7 @@ def live_view(plots: Streams | None = None, **traits: Any) -> MeshWidget | None:
     return made
 
 
-def view_bundle(view: MeshWidget) -> dict[str, Any]:
+def view_bundle(view: MeshWidget) -> dict[str, object]:
     """Return the entries of a live view in a cell's output, in addition to equivalent HTML and text."""
     model = view.model_id
     return {VIEW_MIME: {"version_major": 2, "version_minor": 0, "model_id": model}, OUTPUT_MIME: {"model_id": model}}

@@ -118,7 +118,7 @@ class Plot:
         self._error = text
         self._readings.notify((time.time(), {}))
 
-    def _before_cell(self, _info: Any) -> None:
+    def _before_cell(self, _info: object) -> None:
         self._running = not runs_hidden(self._shell)
 
     def _after_cell(self, _result: ExecutionResult) -> None:
@@ -155,7 +155,7 @@ class Plot:
             self._publish(update=True)
 
     def _publish(self, *, update: bool) -> None:
-        bundle: dict[str, Any] = {"text/plain": repr(self), "text/html": self._repr_html_()}
+        bundle: dict[str, object] = {"text/plain": repr(self), "text/html": self._repr_html_()}
         if self._live is not None:
             bundle |= view_bundle(self._live)
         transient = {"display_id": self._display}
@@ -195,18 +195,18 @@ class Plot:
             told += f"; {name_ranks(gaps, limit=6)} had no finite number at times"
         return told
 
-    def _stream(self, _request: Mapping[str, Any], push: Callable[[dict[str, Any]], object]) -> _PlotStream:
+    def _stream(self, _request: Mapping[str, object], push: Callable[[dict[str, object]], object]) -> _PlotStream:
         return _PlotStream(self, push)
 
 
 class _PlotStream:
     """The points of a plot for one view: the existing ones, then new ones."""
 
-    def __init__(self, plot: Plot, push: Callable[[dict[str, Any]], object]) -> None:
+    def __init__(self, plot: Plot, push: Callable[[dict[str, object]], object]) -> None:
         self._plot = plot
         self._push = push
         self._told = ""
-        earlier: dict[float, list[list[Any]]] = {}
+        earlier: dict[float, list[list[object]]] = {}
         for rank, points in plot.data().items():
             for when, number in points:
                 earlier.setdefault(when, []).append([rank, _json(number)])
@@ -219,7 +219,7 @@ class _PlotStream:
 
     def _on_reading(self, reading: Points) -> None:
         when, numbers = reading
-        message: dict[str, Any] = {
+        message: dict[str, object] = {
             "time": when,
             "values": [[rank, _json(number)] for rank, number in numbers.items()],
         }

@@ -101,7 +101,7 @@ class Sampler:
         self._thread.start()
 
     @classmethod
-    def of_request(cls, request: Mapping[str, Any], push: Callable[[dict[str, Any]], object]) -> Sampler:
+    def of_request(cls, request: Mapping[str, Any], push: Callable[[dict[str, object]], object]) -> Sampler:
         """Create the sampler for a `plot` message of a front end. Its `points` (without `kind` and `id`) are pushed."""
         mesh = mesh_of(str(request.get("mesh")))
         ranks = [int(rank) for rank in request.get("ranks") or range(len(mesh))]
@@ -218,7 +218,7 @@ class PlotHistory:
         return False
 
 
-def chosen(mesh: ProcMesh | ActorMesh[Any], ranks: Iterable[int] | None) -> tuple[ProcMesh, list[int]]:
+def chosen(mesh: ProcMesh | ActorMesh[object], ranks: Iterable[int] | None) -> tuple[ProcMesh, list[int]]:
     """Return the mesh as spawned, and in it the ranks that are plotted.
 
     Args:

@@ -286,7 +286,7 @@ def _uv() -> str | None:
     return beside if os.access(beside, os.X_OK) else shutil.which("uv")
 
 
-def _of_pylock(content: dict[str, Any], path: str, only: Mapping[str, str] | None) -> list[LockedWheel]:
+def _of_pylock(content: dict[str, object], path: str, only: Mapping[str, str] | None) -> list[LockedWheel]:
     from packaging.pylock import PackageWheel, Pylock, PylockSelectError, PylockValidationError
 
     try:

@@ -107,7 +107,7 @@ class _FolderCache:
             worth = count == _ENTRIES and (listed is None or len(listed[1]) <= _LARGEST_FOLDER)
         if worth:
 
-            def done(call: Future[Any]) -> None:
+            def done(call: Future[object]) -> None:
                 found = _result(call)
                 if not isinstance(found, int):
                     self.enter(host, folder, dict(found))
@@ -358,7 +358,7 @@ def _attributes(seen: Seen) -> Attributes:
     return Attributes(seen.inode, seen.mode, seen.size, seen.mtime, seen.links)
 
 
-def _result(call: Future[Any]) -> Any:
+def _result(call: Future[object]) -> Any:
     """Return the answer of a host, or a negative ``errno``."""
     try:
         return call.get(0)
@@ -367,11 +367,11 @@ def _result(call: Future[Any]) -> Any:
 
 
 def _when(
-    request: Request, call: Future[Any], answer: Callable[[Any], None], failed: Callable[[int], None] | None = None
+    request: Request, call: Future[object], answer: Callable[[Any], None], failed: Callable[[int], None] | None = None
 ) -> None:
     """Answer a request when a host has answered."""
 
-    def done(call: Future[Any]) -> None:
+    def done(call: Future[object]) -> None:
         value = _result(call)
         if isinstance(value, int) and value < 0:
             (failed or request.fail)(-value)

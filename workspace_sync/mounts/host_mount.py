@@ -143,7 +143,7 @@ class HostBlocks:
         MountError: the store cannot be used.
     """
 
-    def __init__(self, rank: int, source: Any) -> None:
+    def __init__(self, rank: int, source: object) -> None:
         self._spool = Spool()
         self._end = 0
         self._fetcher = _BlockFetcher(rank, source)
@@ -717,7 +717,7 @@ class HostMount(Actor):
 
     __tool__ = True
 
-    def __init__(self, rank: int, hosts: int, source: Any) -> None:
+    def __init__(self, rank: int, hosts: int, source: object) -> None:
         warnings.simplefilter("ignore", RDMATcpFallbackWarning)
         self._rank = rank
         self._hosts = hosts

@@ -366,7 +366,7 @@ class Processes:
         self._tools: list[Any] = []
         self._guardians: list[subprocess.Popen[bytes]] = []
 
-    def spawn(self, host: ToolHost, name: str, actor: Any, *arguments: Any) -> Any:
+    def spawn(self, host: ToolHost, name: str, actor: Any, *arguments: object) -> Any:
         """Start a process with one actor on a host."""
         procs = spawn_tool(host, name)
         self._tools.append(procs)

@@ -159,7 +159,7 @@ class _Opened:
 
     def _gather(
         self,
-        calls: Sequence[Future[Any]],
+        calls: Sequence[Future[object]],
         then: Callable[[int, Any], None] | None = None,
         ranks: Sequence[int] | None = None,
         none_if_dead: bool = False,

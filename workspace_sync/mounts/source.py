@@ -75,7 +75,7 @@ class MountSource(Actor):
         self._segments: list[PackedSegment] = []
         self._digests: set[bytes] = set()
         self._routes = BlockRoutes()
-        self._hosts: dict[int, Any] = {}
+        self._hosts: dict[int, object] = {}
         self._incomplete: set[tuple[int, int]] = set()
         self._news = asyncio.Event()
         self._slabs = Slabs()

@@ -73,7 +73,7 @@ class Journal:
 
         self.note(undo)
 
-    def set_in_class(self, cls: type, name: str, value: Any) -> None:
+    def set_in_class(self, cls: type, name: str, value: object) -> None:
         """Set an attribute of a class, bypassing its metaclass."""
         before = vars(cls).get(name, _MISSING)
         self.note(lambda: _put(cls, name, before))
@@ -91,25 +91,25 @@ class Journal:
         cls.__bases__ = bases
         self.note(lambda: setattr(cls, "__bases__", before))
 
-    def set_item(self, mapping: dict[Any, Any], key: Any, value: Any) -> None:
+    def set_item(self, mapping: dict[Any, Any], key: object, value: object) -> None:
         """Set an item of a dict."""
         before = mapping.get(key, _MISSING)
         self.note(lambda: mapping.pop(key, None) if before is _MISSING else mapping.__setitem__(key, before))
         mapping[key] = value
 
 
-def _put(cls: type, name: str, value: Any) -> None:
+def _put(cls: type, name: str, value: object) -> None:
     if value is not _MISSING:
         type.__setattr__(cls, name, value)
     elif name in vars(cls):
         type.__delattr__(cls, name)
 
 
-def functions_of(namespaces: Iterable[dict[str, Any]]) -> dict[int, list[FunctionType]]:
+def functions_of(namespaces: Iterable[dict[str, object]]) -> dict[int, list[FunctionType]]:
     """Return the live functions whose globals these are, by the id of the globals, in one pass over the heap."""
     wanted = {id(namespace): namespace for namespace in namespaces}
     found: dict[int, dict[int, FunctionType]] = {key: {} for key in wanted}
-    held: list[Any] = gc.get_referrers(*wanted.values())
+    held: list[object] = gc.get_referrers(*wanted.values())
     for namespace in wanted.values():
         held += _members(namespace, set())  # the collector does not see objects that a fork server has frozen
     for thing in held:
@@ -118,8 +118,8 @@ def functions_of(namespaces: Iterable[dict[str, Any]]) -> dict[int, list[Functio
     return {key: list(functions.values()) for key, functions in found.items()}
 
 
-def _members(namespace: dict[str, Any], seen: set[int]) -> list[Any]:
-    found: list[Any] = []
+def _members(namespace: dict[str, object], seen: set[int]) -> list[object]:
+    found: list[object] = []
     for value in list(namespace.values()):
         if isinstance(value, type) and id(value) not in seen and value.__module__ == namespace.get("__name__"):
             seen.add(id(value))
@@ -128,10 +128,10 @@ def _members(namespace: dict[str, Any], seen: set[int]) -> list[Any]:
     return found
 
 
-def unwrapped(value: Any) -> list[FunctionType]:
+def unwrapped(value: object) -> list[FunctionType]:
     """Return the functions in a member of a class or module: a property, static or class method, endpoint, wrapper."""
     found: list[FunctionType] = []
-    todo: list[Any] = [value]
+    todo: list[object] = [value]
     seen: set[int] = set()
     while todo:
         thing = todo.pop()
@@ -308,8 +308,8 @@ class ClassUpdate:
     def __init__(
         self,
         name: str,
-        namespace: dict[str, Any],
-        before: dict[str, Any],
+        namespace: dict[str, object],
+        before: dict[str, object],
         bodies: dict[str, list[types.CodeType]],
         old_names: dict[str, set[str]],
         functions: FunctionUpdate,
@@ -334,9 +334,9 @@ class ClassUpdate:
     @contextmanager
     def watching(self) -> Any:
         """Make class statements of the module update its classes."""
-        make: Callable[..., Any] = builtins.__build_class__
+        make: Callable[..., object] = builtins.__build_class__
 
-        def build(body: Any, name: str, *bases: Any, **keywords: Any) -> Any:
+        def build(body: Any, name: str, *bases: object, **keywords: object) -> object:
             if getattr(body, "__globals__", None) is self._namespace and threading.get_ident() == self._thread:
                 old = self._old(body)
                 if old is not None:
@@ -361,7 +361,7 @@ class ClassUpdate:
         old = self.find(self._before, path)
         return old if old is not None and type(old) in PLAIN else None
 
-    def find(self, namespace: dict[str, Any], path: str) -> type | None:
+    def find(self, namespace: dict[str, object], path: str) -> type | None:
         """Return the class of this module with a qualified name; None if there is none."""
         thing: Any = None
         inside = namespace
@@ -378,12 +378,12 @@ class ClassUpdate:
     def _reopen(
         self,
         old: type,
-        make: Callable[..., Any],
+        make: Callable[..., object],
         body: types.FunctionType,
         name: str,
-        bases: tuple[Any, ...],
-        keywords: dict[str, Any],
-    ) -> Any:
+        bases: tuple[object, ...],
+        keywords: dict[str, object],
+    ) -> object:
         where = f"class {old.__qualname__}"
         resolved = types.resolve_bases(bases)
         metaclass, members, keywords = types.prepare_class(name, resolved, dict(keywords))
@@ -435,7 +435,7 @@ class ClassUpdate:
             names = ", ".join(each.__qualname__ for each in wanted)
             raise Unsound(f"{where}: its bases are {names} now, which Python cannot change in place ({e})") from None
 
-    def _fill(self, old: type, members: dict[str, Any]) -> None:
+    def _fill(self, old: type, members: dict[str, object]) -> None:
         before = dict(vars(old))
         gone = self._gone(old, before, members)
         for key in gone:
@@ -454,7 +454,7 @@ class ClassUpdate:
         if "__eq__" in members and "__hash__" not in members:
             self._journal.set_in_class(old, "__hash__", None)
 
-    def _gone(self, old: type, before: dict[str, Any], members: dict[str, Any]) -> list[str]:
+    def _gone(self, old: type, before: dict[str, object], members: dict[str, object]) -> list[str]:
         """Return the attributes that only the old body of a class set. Attributes set by a program are not included."""
         known = self._old_names.get(old.__qualname__)
         found: list[str] = []
@@ -469,7 +469,7 @@ class ClassUpdate:
                 found.append(key)
         return found
 
-    def _member(self, before: Any, value: Any) -> Any:
+    def _member(self, before: object, value: object) -> object:
         """Return the value to put into a class: the existing function with the new code, if that fits."""
         if (
             type(before) is types.FunctionType
@@ -550,11 +550,11 @@ def _point_to(function: types.FunctionType, new: type, old: type) -> None:
             continue
 
 
-def _members_of(cls: Any) -> dict[str, Any]:
+def _members_of(cls: Any) -> dict[str, object]:
     return {name: member.value for name, member in cls.__members__.items()}
 
 
-def _check_same(where: str, what: str, old: Any, new: Any) -> None:
+def _check_same(where: str, what: str, old: object, new: object) -> None:
     if old != new:
         raise Unsound(f"{where}: its {what} are {new!r} now, and were {old!r}; objects that exist cannot follow")
 

@@ -228,7 +228,7 @@ def _agents_of(whole: Whole, pairs: Pairs) -> Any:
         return _agents[whole.uid]
 
 
-def _all(procs: ProcMesh, method: str, timeout: float, *args: Any) -> Refreshed:
+def _all(procs: ProcMesh, method: str, timeout: float, *args: object) -> Refreshed:
     """Call an endpoint of the reloader on all ranks; ranks that fail or do not answer are in the report."""
     deadline = time.monotonic() + timeout
     return _asked(procs, method, *args)(deadline, timeout)

@@ -191,7 +191,7 @@ class _ModuleUpdate:
         self._loaded = loaded
         self._source = source
         self._imports = imports
-        self._namespace: dict[str, Any] = vars(module)
+        self._namespace: dict[str, object] = vars(module)
         self._path = loaded_modules.folders.now(loaded.path)
         self._journal = Journal()
 
@@ -268,7 +268,7 @@ class _ModuleUpdate:
         if classes.refusal is not None:
             raise classes.refusal
         update.update(each for each in functions if id(each) not in update.updated)
-        pairs: dict[int, tuple[Any, Any]] = {}
+        pairs: dict[int, tuple[object, object]] = {}
         self._keep_classes(before, old_bodies, bodies, pairs)
         self._keep_functions(before, update, pairs)
         notes = redirect(pairs, journal, skip=(before, namespace))
@@ -283,10 +283,10 @@ class _ModuleUpdate:
 
     def _keep_classes(
         self,
-        before: dict[str, Any],
+        before: dict[str, object],
         old_bodies: Mapping[str, list[CodeType]],
         bodies: Mapping[str, list[CodeType]],
-        pairs: dict[int, tuple[Any, Any]],
+        pairs: dict[int, tuple[object, object]],
     ) -> None:
         """Replace classes that the source has created again by the existing ones."""
         for path in bodies:
@@ -297,7 +297,7 @@ class _ModuleUpdate:
                 pairs[id(new)] = new, old
 
     def _keep_functions(
-        self, before: dict[str, Any], update: FunctionUpdate, pairs: dict[int, tuple[Any, Any]]
+        self, before: dict[str, object], update: FunctionUpdate, pairs: dict[int, tuple[object, object]]
     ) -> None:
         """Replace functions that the source has created again by the existing ones."""
         for name, new in list(self._namespace.items()):
@@ -311,7 +311,7 @@ class _ModuleUpdate:
             if isinstance(old, _CACHED) and self._namespace.get(name) is not old and old.__module__ == self._name:
                 old.cache_clear()  # it caches results of the old code
 
-    def _drop_names(self, before: dict[str, Any], old_code: CodeType | None, code: CodeType) -> None:
+    def _drop_names(self, before: dict[str, object], old_code: CodeType | None, code: CodeType) -> None:
         """Delete names that the old source defined and the new one does not; names set by a program stay."""
         stored = stored_names(code)
         for name, value in before.items():
@@ -334,9 +334,9 @@ class _ModuleUpdate:
                 except ValueError as e:
                     raise Unsound(f"class {cls.__qualname__}: {e}") from None
 
-    def _follow(self, before: dict[str, Any]) -> None:
+    def _follow(self, before: dict[str, object]) -> None:
         """Update names that other modules have imported from this one, and names imported from those modules."""
-        todo: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [(self._name, before, self._namespace)]
+        todo: list[tuple[str, Mapping[str, object], Mapping[str, object]]] = [(self._name, before, self._namespace)]
         seen = {self._name}
         while todo:
             module, old, new = todo.pop()
@@ -464,7 +464,7 @@ def stored_names(code: CodeType) -> set[str]:
 _COMMON = (int, float, complex, str, bytes, bool, type(None), tuple, frozenset, ModuleType)
 
 
-def redirect(pairs: Mapping[int, tuple[Any, Any]], journal: Journal, skip: Iterable[Any]) -> list[str]:
+def redirect(pairs: Mapping[int, tuple[Any, Any]], journal: Journal, skip: Iterable[object]) -> list[str]:
     """Replace references to new objects by references to old ones in mutable containers.
 
     Args:
@@ -522,9 +522,9 @@ def _in_dict(holder: dict[Any, Any], pairs: Mapping[int, tuple[Any, Any]], journ
 
 def follow_names(
     module: str,
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-    importers: Mapping[str, tuple[dict[str, Any], Mapping[str, str]]],
+    before: Mapping[str, object],
+    after: Mapping[str, object],
+    importers: Mapping[str, tuple[dict[str, object], Mapping[str, str]]],
     journal: Journal,
 ) -> list[str]:
     """Update names that other modules have imported from a module to their new values.
@@ -556,7 +556,7 @@ def follow_names(
     return followed
 
 
-def is_own(value: Any, module: str) -> bool:
+def is_own(value: object, module: str) -> bool:
     """Return whether a value is a function or class that a module defines."""
     return isinstance(value, FunctionType | type) and value.__module__ == module
 
@@ -675,7 +675,7 @@ class Reloader(Actor):
     @staticmethod
     def _remove(names: Collection[str]) -> None:
         for name in names:
-            module: Any = sys.modules.pop(name)
+            module = sys.modules.pop(name)
             package, _, last = name.rpartition(".")
             parent = sys.modules.get(package)
             if parent is not None and vars(parent).get(last) is module:

@@ -264,9 +264,9 @@ def _is_from(module: ModuleType, code: CodeType, data: bytes, live: set[CodeType
     return mine <= known and all(vars(module).get(name, value) == value for name, value in _constants(data))
 
 
-def _constants(data: bytes) -> list[tuple[str, Any]]:
+def _constants(data: bytes) -> list[tuple[str, object]]:
     """Return the names of a source that are set once, to a constant."""
-    values: dict[str, list[Any]] = {}
+    values: dict[str, list[object]] = {}
     for node in ast.parse(data).body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             value = node.value.value if isinstance(node.value, ast.Constant) else Ellipsis

@@ -47,7 +47,7 @@ class _Line:
     """
 
     link: AgentLink
-    open: dict[int, Future[Any]] = field(default_factory=dict[int, Future[Any]])
+    open: dict[int, Future[object]] = field(default_factory=dict[int, Future[object]])
     heard: float = 0.0
     pinged: float = 0.0
     gone: str = ""
@@ -91,7 +91,7 @@ class Calls:
         """Replace the agent of a host."""
         self._lines[link.host.key] = _Line(link)
 
-    def ask(self, host: str, about: Any, request: str, *args: Any) -> None:
+    def ask(self, host: str, about: object, request: str, *args: object) -> None:
         """Send a request; ``next`` returns its answer. A request to a lost host gets no answer."""
         line = self._lines[host]
         if line.gone:
@@ -107,7 +107,7 @@ class Calls:
         if not line.gone:
             line.link.actor.work.call_one(request, *args)
 
-    def post(self, about: Any, value: Any) -> None:
+    def post(self, about: object, value: object) -> None:
         """Queue a report from another thread of the client; ``next`` returns it with the host ""."""
         self._events.put(_Event("", _PING, about, None, value))
 
@@ -122,14 +122,14 @@ class Calls:
         while not self._events.empty():
             self._events.get()
 
-    def gather(self, request: str, *args: Any, hosts: Iterable[str] | None = None) -> dict[str, Answer]:
+    def gather(self, request: str, *args: object, hosts: Iterable[str] | None = None) -> dict[str, Answer]:
         """Send one request to all hosts, and wait for all answers."""
         asked = [host for host in (self.hosts if hosts is None else hosts) if not self._lines[host].gone]
         for host in asked:
             self.ask(host, request, request, *args)
         return self.answers(request, asked)
 
-    def answers(self, about: Any, hosts: Iterable[str]) -> dict[str, Answer]:
+    def answers(self, about: object, hosts: Iterable[str]) -> dict[str, Answer]:
         """Wait until hosts have answered their requests."""
         left = set(hosts)
         found: dict[str, Answer] = {}
@@ -166,7 +166,7 @@ class Calls:
             if answer is not None:
                 return answer
 
-    def _send(self, host: str, number: int, about: Any, request: str, args: tuple[Any, ...]) -> Future[Any]:
+    def _send(self, host: str, number: int, about: object, request: str, args: tuple[Any, ...]) -> Future[Any]:
         future: Future[Any] = self._lines[host].link.actor.work.call_one(request, *args)
         future.add_done_callback(lambda done: self._events.put(_Event(host, number, about, done)))
         return future

@@ -624,13 +624,13 @@ class SyncAgent(Actor):
         else:
             self._run(port, getattr(self._work, name), *args)
 
-    def _pass(self, port: Port[object], work: Callable[..., Any], *args: Any) -> None:
+    def _pass(self, port: Port[object], work: Callable[..., object], *args: object) -> None:
         self._queue.put((port, work, args))
         if self._threads < FETCHERS:
             self._threads += 1
             threading.Thread(target=_serve, args=(self._queue,), name="sync blocks", daemon=True).start()
 
-    def _run(self, port: Port[object], work: Callable[..., Any], *args: Any) -> None:
+    def _run(self, port: Port[object], work: Callable[..., object], *args: object) -> None:
         threading.Thread(target=_answer, args=(port, work, args), name=f"sync {work.__name__}", daemon=True).start()
 
 
@@ -639,7 +639,7 @@ def _serve(tasks: queue.SimpleQueue[_Task]) -> None:
         _answer(*tasks.get())
 
 
-def _answer(port: Port[object], work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _answer(port: Port[object], work: Callable[..., object], args: tuple[object, ...]) -> None:
     try:
         answer = work(*args)
     except SourceError as e:

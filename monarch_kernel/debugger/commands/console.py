@@ -231,7 +231,7 @@ class InspectionCommands:
             rows.append((names.stops(group), f"{text}\n{why(stop)}".rstrip() if why(stop) else text))
         self._show(rows, stops)
 
-    def _show(self, rows: list[tuple[str, str]], stops: Sequence[Any]) -> None:
+    def _show(self, rows: list[tuple[str, str]], stops: Sequence[object]) -> None:
         """Write texts, each prefixed with its ranks; without ranks if there is only one stop."""
         self._say(rows[0][1] if len(stops) == 1 and rows else columns(rows))
 
@@ -250,7 +250,7 @@ class InspectionCommands:
         self._set.level = level
         self._show_frame(stops)
 
-    def _show_frame(self, stops: Sequence[Any]) -> None:
+    def _show_frame(self, stops: list[RankStop]) -> None:
         names = RankNames(stops)
         rows: list[tuple[str, str]] = []
         for group in grouped(stops, lambda at: (at.mesh, frame_key(self._set.frame(at.stop)))):
@@ -375,11 +375,11 @@ class Console(InspectionCommands):
         self._write = write
         self._opened: Viewer | None = None
         self._set = StopSelection(debugger, self._frontend)
-        self._clock: tuple[float, frozenset[Any], Countdown | None] = (0.0, frozenset(), None)
+        self._clock: tuple[float, frozenset[object], Countdown | None] = (0.0, frozenset(), None)
         #: Whether the last command was a step that some ranks have not finished yet.
         self.is_stepping = False
-        self._told: set[Any] = set()
-        self._mortem: set[Any] = set()
+        self._told: set[object] = set()
+        self._mortem: set[object] = set()
         self._last = ""
         self._lock = threading.RLock()
 
@@ -453,7 +453,7 @@ class Console(InspectionCommands):
         stops = self._set.chosen()
         return complete(before, self._variables(stops[0]) if stops and not word.startswith("-") else ())
 
-    def _variables(self, at: Any) -> list[str]:
+    def _variables(self, at: RankStop) -> list[str]:
         """Return the names in the current frame; none if the rank does not answer."""
         try:
             scopes = self.debugger.scopes(at.key, self._set.index(at.stop))
@@ -516,10 +516,10 @@ class Console(InspectionCommands):
         new = self._untold()
         return self._stopped(grouped(new)) if new else ""
 
-    def _untold(self) -> list[Any]:
+    def _untold(self) -> list[RankStop]:
         return [at for at in self.debugger.stops() if at.stop.thread and at.key not in self._told]
 
-    def _stopped(self, groups: Sequence[Sequence[Any]], *, numbered: bool = False) -> str:
+    def _stopped(self, groups: list[list[RankStop]], *, numbered: bool = False) -> str:
         """Describe which ranks are stopped, and where. Mark them as announced."""
         self._told = {at.key for at in self.debugger.stops() if at.key in self._told}
         self._told |= {at.key for group in groups for at in group}
@@ -857,7 +857,7 @@ def _among(ranks: Sequence[tuple[str, int]], meshes: Iterable[str]) -> str:
     )
 
 
-def _continues(stops: Sequence[Any]) -> str:
+def _continues(stops: Sequence[object]) -> str:
     return "continues" if len(stops) == 1 else "continue"
 
 

@@ -108,7 +108,7 @@ def stops_alone(size: int, ranks: Sequence[int], first: bool, partners: Mapping[
     return f"{who} not stop there, and {wait} for the stopped ones in the next collective, for up to {limit}"
 
 
-def extend(debugger: MeshDebugger, mesh: Any, seconds: float) -> str:
+def extend(debugger: MeshDebugger, mesh: ProcMesh, seconds: float) -> str:
     """Ask the process groups of a mesh to wait longer in later collectives. Stopped ranks answer this, too.
 
     Returns:

@@ -125,7 +125,7 @@ class MeshDebugger:
         self._control(mesh)
         return self.breakpoint_table.add(Breakpoint(0, error=error), mesh, ranks, owner)
 
-    def replace(self, file: str, owner: str, lines: Sequence[Mapping[str, Any]]) -> list[MeshBreakpoint]:
+    def replace(self, file: str, owner: str, lines: Sequence[Mapping[str, object]]) -> list[MeshBreakpoint]:
         """Make these the only breakpoints of an owner in a file, as the Debug Adapter Protocol's `setBreakpoints` does.
 
         Args:
@@ -224,8 +224,10 @@ class MeshDebugger:
         """Call ``function(frame)`` in each stop, on the stopped thread; an exception it raises replaces the value."""
         return self._each(stops, timeout, rank_debugger.call, frame, function)
 
-    def _each(self, stops: Iterable[RankStop], timeout: float, function: Any, *args: Any) -> dict[Key, Any]:
-        found: dict[Key, Any] = {}
+    def _each(
+        self, stops: Iterable[RankStop], timeout: float, function: Callable[..., object], *args: object
+    ) -> dict[Key, object]:
+        found: dict[Key, object] = {}
         for watched, ids, ranks in self._addressed(stops):
             answers = self._ask(watched, ranks, timeout + QUICK / 2, function, ids, *args, timeout)
             for rank in ranks:
@@ -261,7 +263,7 @@ class MeshDebugger:
         """Return the stop of that key. Raises LookupError if it is over."""
         return self.registry.stop_of(key)
 
-    def _one(self, key: Key, function: Any, *args: Any) -> Any:
+    def _one(self, key: Key, function: Callable[..., object], *args: object) -> Any:
         at = self.stop_of(key)
         watched = self.registry.named(key[0])
         answers = self._ask(watched, [at.rank], QUICK, function, at.stop.id, *args)
@@ -321,7 +323,11 @@ class MeshDebugger:
     # -- requests ----------------------------------------------------------------------------------
 
     def _quickly(
-        self, mesh: MeshOrName | None, ranks: Iterable[int] | None, function: Callable[[], Any], timeout: float = QUICK
+        self,
+        mesh: MeshOrName | None,
+        ranks: Iterable[int] | None,
+        function: Callable[[], object],
+        timeout: float = QUICK,
     ) -> list[tuple[DebuggedMesh, Answers]]:
         if mesh is None:
             self.registry.watch_all()
@@ -338,8 +344,8 @@ class MeshDebugger:
         watched: DebuggedMesh,
         ranks: Sequence[int] | None,
         timeout: float,
-        function: Callable[..., Any],
-        *args: Any,
+        function: Callable[..., object],
+        *args: object,
     ) -> Answers:
         return ask_agents(watched.agents, watched.whole, function, *args, ranks=ranks, timeout=timeout)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_kernel.actor import Actor, endpoint
 from monarch_kernel.engines import tool_runtime
@@ -25,8 +25,8 @@ class DebugHub(Actor):
     __outlives_errors__ = True  # a rank of another program may call it wrongly
 
     def __init__(self) -> None:
-        self._ports: dict[tuple[str, int, int, int], Any] = {}
-        self._held: list[Any] = []
+        self._ports: dict[tuple[str, int, int, int], Port[object]] = {}
+        self._held: list[object] = []
 
     @endpoint
     def hello(self, procs: ProcMesh) -> None:

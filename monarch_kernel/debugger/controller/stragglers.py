@@ -609,7 +609,7 @@ def arrivals_of(meeting: CollectiveArrivals) -> dict[int, float]:
     return {rank: longest - wait for rank, wait in meeting.waits.items()}
 
 
-def _line(place: SourceLocation | None) -> dict[str, Any] | None:
+def _line(place: SourceLocation | None) -> dict[str, object] | None:
     return None if place is None else {"file": place.file, "line": place.line, "function": place.name}
 
 
@@ -629,7 +629,7 @@ DEPTH = 2000
 
 
 def stragglers(
-    mesh: ProcMesh | ActorMesh[Any],
+    mesh: ProcMesh | ActorMesh[object],
     *,
     last: int = LAST,
     ranks: Iterable[int] | None = None,

@@ -371,7 +371,7 @@ class Diff(AsReport):
         return f'<div style="{tables.BOX}">{"".join(parts)}</div>'
 
 
-def _difference(row: Difference) -> dict[str, Any]:
+def _difference(row: Difference) -> dict[str, object]:
     contrast = row.contrast
     return {
         "path": row.path,
@@ -571,7 +571,7 @@ _T = TypeVar("_T")
 
 
 def diff(
-    mesh: ProcMesh | ActorMesh[Any] | Any,
+    mesh: ProcMesh | ActorMesh[object] | object,
     expression: str = "tensor",
     *,
     ranks: Iterable[int] | None = None,
@@ -627,7 +627,7 @@ def diff(
 
 
 def pull(
-    mesh: ProcMesh | ActorMesh[Any],
+    mesh: ProcMesh | ActorMesh[object],
     expression: str,
     *,
     rank: int = 0,
@@ -730,7 +730,7 @@ class RemoteExpression:
         reached = self._in_frames(there)
         return self._ask(probe.read_kept, self._question, ranks=reached, timeout=self._timeout)
 
-    def fetch(self) -> Any:
+    def fetch(self) -> object:
         """Fetch the value on the only queried rank; see `pull`."""
         (rank,) = self.ranks
         there = self._there()
@@ -842,7 +842,7 @@ class RemoteExpression:
     # -- queries ---------------------------------------------------------------------------------
 
     def _ask(
-        self, function: Callable[..., _T], *args: Any, ranks: Iterable[int], timeout: float, quietly: bool = False
+        self, function: Callable[..., _T], *args: object, ranks: Iterable[int], timeout: float, quietly: bool = False
     ) -> dict[int, _T]:
         """Return the answers of the ranks. Record why others have not answered, unless `quietly`."""
         # The rank itself stops when the timeout expires, and gets a moment longer to report that.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger.controller.viewers import DriverError
@@ -97,7 +97,7 @@ class RankSession:
         later: Callable[[float, Callable[[], None]], object],
         meshes: Callable[[], Iterable[ProcMesh]] = tuple,
         waited: Callable[[], Mapping[str, Iterable[int]]] = dict,
-        bundle: Callable[[Any], tuple[Body, Body]] | None = None,
+        bundle: Callable[[object], tuple[Body, Body]] | None = None,
     ) -> None:
         self._debugger = debugger
         self._table = StopTable(publish, later, meshes)

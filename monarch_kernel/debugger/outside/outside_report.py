@@ -6,7 +6,6 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from typing import Any
 
 from msgspec import structs
 
@@ -376,7 +375,7 @@ class Look(AsReport):
             "stacks": self.stacks.asdict(),
         }
 
-    def _process(self, rank: int) -> dict[str, Any]:
+    def _process(self, rank: int) -> dict[str, object]:
         each, found = self.processes[rank], self.evidence[rank]
         seen = each.second.figures
         place = found.place

@@ -48,7 +48,7 @@ class DebugpyProcess:
     folder: str
     python: tuple[int, int]
     stops: int
-    capabilities: dict[str, Any]
+    capabilities: dict[str, object]
 
 
 class DebugpyTunnel(Actor):

@@ -78,7 +78,7 @@ def timed(depth: int) -> dict[str, tuple[TimedCollective, ...]]:
     return {name: tuple(_timed(name, entry) for entry in calls[-depth:]) for name, calls in _by_group().items()}
 
 
-def _by_group() -> dict[str, list[Mapping[str, Any]]]:
+def _by_group() -> dict[str, list[Mapping[str, object]]]:
     """Return the entries of each process group, oldest first."""
     entries = sorted(_entries(), key=lambda entry: (_key(entry), entry["record_id"]))
     by_group: dict[str, list[Mapping[str, Any]]] = {}
@@ -104,9 +104,9 @@ def _key(entry: Mapping[str, Any]) -> str:
     return name if backend == "gloo" else f"{name}{SECOND}{backend}"
 
 
-def _entries() -> Iterator[Mapping[str, Any]]:
+def _entries() -> Iterator[Mapping[str, object]]:
     try:
-        bindings: Any = importlib.import_module("torch._C._distributed_c10d")
+        bindings = importlib.import_module("torch._C._distributed_c10d")
     except ImportError:
         return
     for name in ("_dump_nccl_trace", "_dump_fr_trace"):
@@ -139,7 +139,7 @@ class _Unimported(types.ModuleType):
 
 @contextmanager
 def _no_inductor() -> Generator[None]:
-    torch: Any = sys.modules.get("torch")
+    torch = sys.modules.get("torch")
     if torch is None or "_inductor" in vars(torch) or "torch._inductor" in sys.modules:
         yield
         return
@@ -220,7 +220,7 @@ def collect(depth: int = 128) -> Evidence:
         depth: how many of the latest collectives of each group to report.
     """
     rank = rank_of()[1]
-    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    c10d: ModuleType | None = sys.modules.get("torch.distributed.distributed_c10d")
     groups, numbers, dist_rank, world = process_groups(c10d) if c10d is not None else ({}, {}, -1, "")
     history: dict[str, tuple[Operation, ...]] = {}
     for name, calls in (record(depth) if groups else {}).items():
@@ -414,7 +414,7 @@ def _number(group: Any) -> int:
         return 0
 
 
-def _world(store: Any) -> str:
+def _world(store: object) -> str:
     for _ in range(8):
         inner = getattr(store, "underlying_store", None)
         if inner is None:
@@ -525,7 +525,7 @@ def _members(frames: Sequence[FrameType]) -> tuple[int, ...]:
     return ()
 
 
-def _shapes(values: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
+def _shapes(values: dict[str, object]) -> tuple[tuple[int, ...], ...]:
     for key in ("tensor", "input_tensor", "input", "input_list", "input_tensor_list", "tensor_list"):
         value = values.get(key)
         many: Any = value if isinstance(value, list | tuple) else [value]
@@ -543,7 +543,7 @@ def collective_times(depth: int) -> CollectiveTimes:
     Args:
         depth: how many collectives of each process group.
     """
-    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    c10d: ModuleType | None = sys.modules.get("torch.distributed.distributed_c10d")
     groups, _, dist_rank, world = process_groups(c10d) if c10d is not None else ({}, {}, -1, "")
     members = {name: group.ranks for name, group in groups.items()}
     calls = [

@@ -25,6 +25,8 @@ from monarch_kernel.subscriptions import Subscription
 from monarch_kernel.workers import client_path
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from monarch_kernel.actor import ActorMesh, Port
     from monarch_kernel.debugger.controller.hub_actor import DebugHub
     from monarch_kernel.debugger.model.stops import (
@@ -205,7 +207,7 @@ class RankDebugger:
         # Close on a separate thread: this one polls for the whole process.
         threading.Thread(target=engine.close, name="monarch-debugger", daemon=True).start()
 
-    def _vote(self, at: Breakpoint, hit: int, value: Any) -> bool:
+    def _vote(self, at: Breakpoint, hit: int, value: object) -> bool:
         """Return whether this rank stops, by the votes of all ranks. Called on the thread at the breakpoint."""
         from monarch_kernel.debugger.rank.values.reduce import digest
 
@@ -297,7 +299,7 @@ _asking = threading.local()
 """Of the thread that serves a request: ``uid``, the mesh of the viewer that has sent it."""
 
 
-def serve(uid: str, function: Any, args: tuple[Any, ...]) -> Any:
+def serve(uid: str, function: Callable[..., object], args: tuple[Any, ...]) -> object:
     """Run a request of the viewer whose mesh has this uid."""
     _asking.uid = uid
     return function(*args)
@@ -395,9 +397,9 @@ def _or_error(stop: int, frame: int, source: str, timeout: float, raw: bool = Fa
         return Evaluation("", error=_sentence(error))
 
 
-def call(ids: Ids, frame: int, function: Any, timeout: float) -> dict[int, Any]:
+def call(ids: Ids, frame: int, function: Callable[..., object], timeout: float) -> dict[int, Any]:
     """Call ``function(frame)`` in each of these stops. An exception that it raises replaces the value."""
-    found: dict[int, Any] = {}
+    found: dict[int, object] = {}
     _check_acting()
     for stop in _ids(ids):
         try:

@@ -369,7 +369,7 @@ def _owner_of(running: Running) -> tuple[str, str]:
 
 def _stops() -> dict[int, str]:
     """Return why threads are stopped, from the tracer of this process."""
-    debugger: Any = sys.modules.get("monarch_kernel.debugger.rank.rank_debugger")
+    debugger = sys.modules.get("monarch_kernel.debugger.rank.rank_debugger")
     engine = debugger.existing_tracer() if debugger is not None else None
     if engine is None:
         return {}
@@ -424,7 +424,7 @@ def local_values(frame: FrameType | None) -> tuple[tuple[str, str], ...]:
     if frame is None:
         return ()
     code = frame.f_code
-    values: dict[str, Any] = frame.f_locals
+    values: dict[str, object] = frame.f_locals
     names = [*code.co_varnames, *code.co_cellvars, *code.co_freevars] if code.co_flags & 1 else [*code.co_names]
     told: list[tuple[str, str]] = []
     for name in dict.fromkeys(names):
@@ -433,7 +433,7 @@ def local_values(frame: FrameType | None) -> tuple[tuple[str, str], ...]:
     return tuple(told[:MOST_VALUES])
 
 
-def value_text(value: Any, depth: int = 2) -> str:
+def value_text(value: object, depth: int = 2) -> str:
     """Format a value as text of at most `VALUE_LENGTH` characters."""
     return _cut_value(_value_text(value, depth))
 

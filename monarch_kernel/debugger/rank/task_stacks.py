@@ -28,7 +28,7 @@ class TaskStack:
 
     __slots__ = ("links", "running", "tasks")
 
-    def __init__(self, tasks: list[Any], links: list[FrameType], running: FrameType | None = None) -> None:
+    def __init__(self, tasks: list[object], links: list[FrameType], running: FrameType | None = None) -> None:
         self.tasks = tasks
         self.links = links
         self.running = running
@@ -51,7 +51,7 @@ def task_stacks() -> list[TaskStack]:
 
 
 def _follow(
-    path: list[Any], before: list[FrameType], waits: dict[int, list[Any]], seen: set[int], found: list[TaskStack]
+    path: list[Any], before: list[FrameType], waits: dict[int, list[object]], seen: set[int], found: list[TaskStack]
 ) -> None:
     task = path[-1]
     seen.add(id(task))
@@ -66,8 +66,8 @@ def _follow(
             _follow([*path, other], links, waits, seen, found)
 
 
-def _all_tasks() -> Iterator[Any]:
-    module: Any = sys.modules.get("asyncio.tasks")
+def _all_tasks() -> Iterator[object]:
+    module = sys.modules.get("asyncio.tasks")
     if module is None:
         return
     # Python 3.11 has one set; 3.12 keeps eagerly started tasks separately.
@@ -82,7 +82,7 @@ def _all_tasks() -> Iterator[Any]:
             break
 
 
-def _waits_for(task: Any) -> list[Any]:
+def _waits_for(task: Any) -> list[object]:
     """Return the tasks that a task waits for."""
     waiter: Any = getattr(task, "_fut_waiter", None)
     for _step in range(_LONGEST_CHAIN):
@@ -101,7 +101,7 @@ def _waits_for(task: Any) -> list[Any]:
     return _group(frames[-1]) if frames else []
 
 
-def _shielded(future: object) -> Any:
+def _shielded(future: object) -> object:
     """Return the future that `shield()` protects, if this is the future that it returned."""
     for callback, *_context in getattr(future, "_callbacks", None) or ():
         names = getattr(getattr(callback, "__code__", None), "co_freevars", ())
@@ -110,10 +110,10 @@ def _shielded(future: object) -> Any:
     return None
 
 
-def _group(frame: FrameType) -> list[Any]:
+def _group(frame: FrameType) -> list[object]:
     """Return the tasks that `wait()`, `wait_for()` or the end of a task group waits for. Their future omits them."""
     module = frame.f_globals.get("__name__")
-    names: dict[str, Any] = frame.f_locals
+    names: dict[str, object] = frame.f_locals
     if module == "asyncio.taskgroups":
         tasks: Any = getattr(names.get("self"), "_tasks", ())
     elif module == "asyncio.tasks":
@@ -123,7 +123,7 @@ def _group(frame: FrameType) -> list[Any]:
     return [task for task in list(tasks) if hasattr(task, "get_coro") and not task.done()]
 
 
-def _chain(coroutine: Any) -> tuple[list[FrameType], FrameType | None]:
+def _chain(coroutine: object) -> tuple[list[FrameType], FrameType | None]:
     """Return the frames of a coroutine and its awaitables, and the last of these frames if it is running."""
     frames: list[FrameType] = []
     at = coroutine
@@ -142,7 +142,7 @@ def _chain(coroutine: Any) -> tuple[list[FrameType], FrameType | None]:
     return frames, None
 
 
-def _look(at: Any) -> tuple[FrameType | None, Any, bool]:
+def _look(at: object) -> tuple[FrameType | None, object, bool]:
     """Return the frame of a coroutine or (asynchronous) generator, its awaitable, and whether it is running."""
     for prefix, following in (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")):
         frame = getattr(at, f"{prefix}_frame", None)
@@ -160,7 +160,7 @@ def _look(at: Any) -> tuple[FrameType | None, Any, bool]:
 _WRAPPERS = ("async_generator_asend", "async_generator_athrow", "anext_awaitable", "coroutine_wrapper")
 
 
-def _adapted(frame: FrameType) -> Any:
+def _adapted(frame: FrameType) -> object:
     """Return the coroutine that a generator of this package steps (see `runtime.actor.execution.interruptible`)."""
     if frame.f_code.co_name != "__await__" or frame.f_globals.get("__name__") != _STEPPING:
         return None

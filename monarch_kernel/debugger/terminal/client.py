@@ -79,7 +79,7 @@ class TerminalClient:
         sys.stdout.write(only_colours(text))  # the stream may be that of prompt_toolkit
         sys.stdout.flush()
 
-    def _say(self, **message: Any) -> int:
+    def _say(self, **message: object) -> int:
         self._numbers += 1
         with contextlib.suppress(OSError):  # the reader detects it
             self._sock.sendall(json.dumps({**message, "number": self._numbers}).encode() + b"\n")
@@ -147,10 +147,10 @@ class TerminalClient:
         folder = environment.user_folder("state")
         try:
             os.makedirs(folder, 0o700, exist_ok=True)
-            history: Any = FileHistory(os.path.join(folder, "debug_history"))
+            history = FileHistory(os.path.join(folder, "debug_history"))
         except OSError:  # no writable home directory
             history = InMemoryHistory()
-        session: Any = PromptSession(
+        session = PromptSession(
             history=history,
             completer=_completer(self),
             complete_while_typing=False,

@@ -127,7 +127,7 @@ class _Connection:
         finally:
             self._work.put(None)
 
-    def _handle(self, message: Any) -> None:
+    def _handle(self, message: object) -> None:
         if not isinstance(message, dict):
             raise ValueError("a message is an object")
         number = int(message.get("number", 0))
@@ -187,7 +187,7 @@ class _Connection:
     def _text(self, text: str) -> None:
         self._send(text=text)
 
-    def _send(self, **message: Any) -> None:
+    def _send(self, **message: object) -> None:
         data = json.dumps(message).encode() + b"\n"
         with self._sending, suppress(OSError):  # the reader detects that the terminal is gone
             self._sock.sendall(data)

@@ -67,7 +67,7 @@ class CellStream:
         job: receives all other output.
     """
 
-    def __init__(self, cells: Any, job: object) -> None:
+    def __init__(self, cells: object, job: object) -> None:
         self._cells = cells
         self._job = job if job is not None else open(os.devnull, "w")  # noqa: SIM115  # as for `print` in a daemon
 

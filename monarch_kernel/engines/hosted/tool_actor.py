@@ -32,7 +32,7 @@ class AnswerPort:
     def __init__(self, answer: Answer) -> None:
         self._answer: Answer | None = answer
 
-    def send(self, value: Any) -> None:
+    def send(self, value: object) -> None:
         """Answer the call with a value."""
         self._give(OK, dumps_flat(value))
 

@@ -15,7 +15,6 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from monarch_kernel.engines.join.identity import RankIdentity
 from monarch_kernel.protocol.private_files import NotPrivateError, PrivateFolder, open_way, temporary_folders
@@ -236,7 +235,7 @@ def _is_dead(name: str, space: int) -> bool:
     return pid.isdecimal() and of == str(space) and not began_at(int(pid))
 
 
-def announcement_of(plain: Any) -> RankAnnouncement:
+def announcement_of(plain: object) -> RankAnnouncement:
     """Decode an announcement from JSON. Fields of later versions are ignored.
 
     Raises:

@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
 
 _LENGTH = struct.Struct("<I")
 #: The maximum length of a frame (bytes). Tools send large values in one message.
@@ -349,7 +348,7 @@ class FrameLoop:
         while self._todo:
             self.guarded(self._todo.popleft())
 
-    def guarded(self, work: Callable[..., Any], *args: Any) -> None:
+    def guarded(self, work: Callable[..., object], *args: object) -> None:
         """Call back. Exceptions are passed to ``on_fault``."""
         try:
             work(*args)

@@ -11,7 +11,10 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 #: Names of rank, size and local rank, in order of precedence: those of torchrun (also used by Accelerate, DeepSpeed and
 #: Ray Train), Open MPI, MVAPICH2, PMIx and PMI, and Slurm.
@@ -113,7 +116,7 @@ def present_identity(told: RankIdentity) -> RankIdentity:
         found = _of_ray(told, found)
     except Exception:  # it is being created or destroyed
         pass
-    distributed: Any = sys.modules.get("torch.distributed")
+    distributed = sys.modules.get("torch.distributed")
     try:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             rank, world = int(distributed.get_rank()), int(distributed.get_world_size())
@@ -181,12 +184,12 @@ def dimensions(rank: int, world: int) -> dict[str, int]:
 
 def _of_meshes(world: int) -> dict[str, int]:
     """Return the dimensions of the device mesh that contains all ranks and has the most dimensions."""
-    module: Any = sys.modules.get("torch.distributed.device_mesh")
-    main: Any = sys.modules.get("__main__")
+    module: ModuleType | None = sys.modules.get("torch.distributed.device_mesh")
+    main = sys.modules.get("__main__")
     if module is None or main is None:
         return {}
     found: dict[str, int] = {}
-    resources: Any = getattr(module, "_mesh_resources", None)
+    resources = getattr(module, "_mesh_resources", None)
     candidates: list[Any] = [*list(vars(main).values()), *getattr(resources, "mesh_stack", ())]
     for mesh in candidates:
         if type(mesh) is not module.DeviceMesh or mesh.mesh.flatten().tolist() != list(range(world)):
@@ -198,7 +201,7 @@ def _of_meshes(world: int) -> dict[str, int]:
     return found if math.prod(found.values()) == world else {}
 
 
-def _of_groups(c10d: Any, rank: int, world: int) -> dict[str, int]:
+def _of_groups(c10d: ModuleType, rank: int, world: int) -> dict[str, int]:
     """Return the dimensions of the process groups of this rank, if together they contain all ranks.
 
     PyTorch describes the groups of device meshes by their dimensions, and other libraries do the same for their groups.

@@ -275,7 +275,7 @@ def _connected(announced: RankAnnouncement) -> socket.socket | None:
     return None
 
 
-def _answer(sock: socket.socket, received: bytearray) -> dict[str, Any] | None:
+def _answer(sock: socket.socket, received: bytearray) -> dict[str, object] | None:
     """Parse the answer to a greeting. None: it is incomplete; empty: there will be none."""
     try:
         data = sock.recv(1 << 16)

@@ -118,7 +118,7 @@ class RemoteMachine:
         return {by_pid[int(pid)]: OutsideRead(*read) for pid, read in answer.get("stacks", {}).items()}
 
     def _ask(
-        self, message: dict[str, Any], timeout: float, then: Callable[[dict[str, Any]], None] | None = None
+        self, message: dict[str, Any], timeout: float, then: Callable[[dict[str, object]], None] | None = None
     ) -> dict[str, Any]:
         number = next(self._calls)
         with self._changed:

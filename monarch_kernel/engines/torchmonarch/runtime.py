@@ -21,6 +21,8 @@ except ImportError as error:
         "that has monarch_kernel"
     ) from None
 
+from typing import TYPE_CHECKING
+
 from monarch_kernel.actor import Extent, HostMesh, ProcMesh
 from monarch_kernel.engines.hosted import wire
 from monarch_kernel.engines.hosted.controller import Carrier, ToolController
@@ -29,6 +31,9 @@ from monarch_kernel.engines.interface import NotOffered, ToolRuntime
 from monarch_kernel.engines.torchmonarch.ranks import NAME, ToolListener
 from monarch_kernel.meshes import KeptError, KeptInfo
 from monarch_kernel.private_files import read_own_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: Matches reports of failures of actors that are not Monarch's own.
 _OF_PROGRAM = re.compile(r"<(?!monarch\._src|root>)[\w.]+ ")
@@ -271,7 +276,7 @@ class _Begin:
             importlib.import_module(module)
 
 
-def _apart(work: Any) -> Any:
+def _apart(work: Callable[..., object]) -> Any:
     """Call Monarch on a thread without an event loop: on a notebook's own thread it warns about each blocking call."""
     outcome: list[Any] = []
 

@@ -52,7 +52,7 @@ def answer_typed(ranks: RankSession, text: str) -> FocusAnswer | None:
 
 
 def answer_beside(
-    kernel: Any, idents: Any, request: dict[str, Any], running: dict[str, Any], ranks: RankSession
+    kernel: Any, idents: Any, request: dict[str, Any], running: dict[str, object], ranks: RankSession
 ) -> bool:
     """Answer an execute request immediately if its cell is `%mesh focus`. Called on the thread that receives requests.
 
@@ -141,7 +141,9 @@ class MonarchDebugger(Debugger):
     Subprocesses and the host agent's ranks would therefore hang once the user has pressed the bug button.
     """
 
-    def __init__(self, log: Any, debugpy_stream: Any, event_callback: Callable[[Message], None], *args: Any) -> None:
+    def __init__(
+        self, log: object, debugpy_stream: object, event_callback: Callable[[Message], None], *args: Any
+    ) -> None:
         super().__init__(log, debugpy_stream, self._kernel_event, *args)
         self.debugpy_client = _LastingClient(log, debugpy_stream, self._handle_event)
         self._publish = event_callback

@@ -49,7 +49,7 @@ class SigintHandler:
         self._busy = False
         self._protected = False
         self._pending = False
-        self._awaiting: tuple[asyncio.Future[Any], asyncio.AbstractEventLoop] | None = None
+        self._awaiting: tuple[asyncio.Future[object], asyncio.AbstractEventLoop] | None = None
         self._cancelled = False
         # Shared by the handler and the watch. Lock-free, because a handler may interrupt itself.
         self.handled: queue.SimpleQueue[float] = queue.SimpleQueue()
@@ -84,7 +84,7 @@ class SigintHandler:
         """Forward a press to the targets that run now."""
         self.relay.press(self._cell, idle=not self._busy)
 
-    def _stop_awaiting(self, future: asyncio.Future[Any], loop: asyncio.AbstractEventLoop) -> None:
+    def _stop_awaiting(self, future: asyncio.Future[object], loop: asyncio.AbstractEventLoop) -> None:
         running = asyncio.current_task(loop)
         if running is future and not self._protected:
             raise KeyboardInterrupt  # the cell computes between two awaits
@@ -128,7 +128,7 @@ class SigintHandler:
             self._protected = protected
 
     @contextmanager
-    def awaiting(self, future: asyncio.Future[Any]) -> Generator[None]:
+    def awaiting(self, future: asyncio.Future[object]) -> Generator[None]:
         """Return a context in which the cell is this task of the running event loop."""
         self._awaiting = (future, asyncio.get_running_loop())
         try:
@@ -180,7 +180,7 @@ def in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _is_machinery(task: asyncio.Task[Any]) -> bool:
+def _is_machinery(task: asyncio.Task[object]) -> bool:
     frame = getattr(task.get_coro(), "cr_frame", None)
     if frame is None:
         return False
@@ -402,7 +402,7 @@ class MeshTarget:
             return False
         return any(running.values())
 
-    def _at(self, rank: int) -> Any:
+    def _at(self, rank: int) -> ProcMesh:
         return self._mesh.slice(**self._mesh.extent.point(self._positions[rank]))
 
 

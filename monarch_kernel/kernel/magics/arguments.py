@@ -69,7 +69,7 @@ def mesh_argument() -> Callable[[Magic], Magic]:
     return argument("name", nargs="?", metavar="NAME", help=_MESH)
 
 
-def text_argument(name: str, options: OptionsAt, **how: Any) -> Callable[[Magic], Magic]:
+def text_argument(name: str, options: OptionsAt, **how: object) -> Callable[[Magic], Magic]:
     """Declare an argument that is the verbatim line, except for its options."""
 
     def declare(function: Magic) -> Magic:

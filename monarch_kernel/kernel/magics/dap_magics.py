@@ -168,9 +168,9 @@ def _cost(opened: list[Gateway]) -> str:
     )
 
 
-def _launch(gateway: Gateway, host: str) -> dict[str, Any]:
+def _launch(gateway: Gateway, host: str) -> dict[str, object]:
     address, port = gateway.address
-    made: dict[str, Any] = {
+    made: dict[str, object] = {
         "name": f"rank {gateway.rank} of mesh {gateway.mesh} on {host}",
         "type": "debugpy",
         "request": "attach",

@@ -72,7 +72,7 @@ class Introspection:
         header, body = split
         return self._ask(header, name_lookup.completions, body, cursor - len(header))
 
-    def describe(self, code: str, cursor: int, name: str, detail: int, omit: Sequence[str]) -> dict[str, Any] | None:
+    def describe(self, code: str, cursor: int, name: str, detail: int, omit: Sequence[str]) -> dict[str, object] | None:
         """Return the description of a name in a cell as a MIME bundle; None without an answer, or if it is unknown."""
         split = split_header(code)
         if split is None or cursor < len(split[0]):
@@ -83,7 +83,7 @@ class Introspection:
         """Return the variables of a rank of the mesh in use."""
         return self._ask("%%mesh", name_lookup.variables) or []
 
-    def _ask(self, first_line: str, function: Callable[..., Any], *args: Any) -> Any:
+    def _ask(self, first_line: str, function: Callable[..., object], *args: object) -> Any:
         found = self._addressed(first_line.strip().removeprefix("%%mesh"))
         if found is None:
             return None
@@ -227,7 +227,7 @@ class MeshCompleter:
             return ["torch"]
         return []
 
-    def _positional(self, command: str, known: Known, words: list[str], options: Mapping[str, Any]) -> list[str]:
+    def _positional(self, command: str, known: Known, words: list[str], options: Mapping[str, object]) -> list[str]:
         if command == "up":
             return ["gpus=", "--procs"]
         if command == "push":
@@ -280,7 +280,7 @@ def _without_values(words: Iterable[str], options: Mapping[str, Any]) -> list[st
     return left
 
 
-def matcher(notebook: Notebook, ranks: Introspection) -> Any:
+def matcher(notebook: Notebook, ranks: Introspection) -> object:
     """Return an IPython completion matcher for `%mesh` lines and `%%mesh` cells."""
     parsers = {word: partial(parser_for, function) for word, function in FUNCTIONS.items()}
     completer = MeshCompleter(
@@ -288,7 +288,7 @@ def matcher(notebook: Notebook, ranks: Introspection) -> Any:
     )
 
     @context_matcher()
-    def mesh_matcher(context: CompletionContext) -> Any:
+    def mesh_matcher(context: CompletionContext) -> object:
         lines = context.full_text.split("\n")
         line = lines[context.cursor_line][: context.cursor_position]
         found = completer.complete(line)
@@ -325,7 +325,7 @@ def inspecting(ip: InteractiveShell, ranks: Introspection) -> Callable[[], None]
         return lambda: None
     inspect = kernel.do_inspect
 
-    def do_inspect(code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()) -> Any:
+    def do_inspect(code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()) -> object:
         name = token_at_cursor(code, cursor_pos)
         bundle = ranks.describe(code, cursor_pos, name, detail_level, tuple(omit_sections)) if name else None
         if bundle is None:

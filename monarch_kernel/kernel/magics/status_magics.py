@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from IPython.core.magic_arguments import argument, magic_arguments
 
@@ -348,7 +348,7 @@ def show_status(shell: InteractiveShell, mesh: ProcMesh, ranks: Collection[int],
     if not publisher.live:  # a terminal
         show_live(mesh, ranks=ranks, seconds=seconds)
         return
-    shown: dict[str, Any] | None = None
+    shown: dict[str, str] | None = None
     try:
         for tables in live_tables(mesh, ranks=ranks, seconds=seconds):
             html = "".join(table_html(table.view) for table in tables) or "The mesh was stopped."

@@ -48,7 +48,7 @@ class ValueMagics(Subcommands):
     @argument("--up", type=int, default=0, metavar="N", help="N frames of user code up from the innermost one")
     @argument("--grads", action="store_true", help="compare the gradients of a module")
     @argument("--timeout", type=float, metavar="S", help="how long ranks may take (default: 30 seconds)")
-    def diff(self, found: Arguments) -> Any:
+    def diff(self, found: Arguments) -> object:
         """Evaluate an expression on every rank: one line per distinct value, and where the values differ.
 
         While ranks of the mesh are stopped, it evaluates in their stopped frames, and otherwise in the namespace of
@@ -94,7 +94,7 @@ class ValueMagics(Subcommands):
     @mesh_option("the mesh (default: the one in use), or a variable with actors")
     @argument("--period", type=float, metavar="S", help="how often it is read at most (default and least: 0.2 seconds)")
     @argument("--stop", action="store_true", help="end all plots; their charts stay")
-    def plot(self, found: Arguments) -> Any:
+    def plot(self, found: Arguments) -> object:
         """Draw a live chart of an expression of the ranks: while this cell runs, or the next if this line is alone."""
         from monarch_kernel.widgets import plot
         from monarch_kernel.widgets.plot_view import stop_plots
@@ -276,7 +276,7 @@ class ValueMagics(Subcommands):
         return mesh, mesh.name
 
 
-def handle_named(expression: str, names: Mapping[str, Any]) -> Any:
+def handle_named(expression: str, names: Mapping[str, object]) -> Any:
     """Return the tensor handle that a name refers to, also through attributes and constant indices; otherwise None.
 
     The function calls no user code.
@@ -297,7 +297,7 @@ def is_handle(value: object) -> bool:
     return isinstance(value, Tensor)
 
 
-def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
+def _value(node: ast.expr, names: Mapping[str, object]) -> Any:
     if isinstance(node, ast.Name):
         return names[node.id]
     if isinstance(node, ast.Attribute):
@@ -364,7 +364,7 @@ class VariableMagics(Subcommands):
             if len(found.names) > 1:
                 raise usage_error(found.magic, "--as names one variable, so give one to pull")
         managed, ranks = self._cells_at(found)
-        got: dict[int, dict[str, Any]] = {}
+        got: dict[int, dict[str, object]] = {}
         calls = [
             (part, (part.mesh.offer if found.as_handle else part.mesh.pull).call(found.names))
             for part in managed.executors(ranks)
@@ -391,7 +391,7 @@ class VariableMagics(Subcommands):
                 values = self._handle(found.magic, managed, ranks, values)
             self._notebook.shell.user_ns[found.target or name] = values
 
-    def _handle(self, command: str, managed: ManagedMesh, ranks: tuple[int, ...], offers: Any) -> Any:
+    def _handle(self, command: str, managed: ManagedMesh, ranks: tuple[int, ...], offers: object) -> Any:
         """Return a handle of the values that the ranks have offered."""
         from monarch_kernel.distributed import adopt
 

@@ -204,7 +204,7 @@ class MeshCellError(Exception):
         extent: Extent,
         ran_on: Sequence[int],
         failures: Sequence[CellFailure],
-        values: Mapping[int, Any],
+        values: Mapping[int, object],
         file_label: FileLabel | None = None,
         note: str = "",
     ) -> None:
@@ -288,7 +288,7 @@ def cell_error(
     extent: Extent,
     ran_on: Sequence[int],
     failures: Sequence[CellFailure],
-    values: Mapping[int, Any],
+    values: Mapping[int, object],
     *,
     interrupted: bool,
     file_label: FileLabel | None = None,

@@ -301,7 +301,7 @@ MOST_ELEMENTS = 1_000_000
 BINS = 24
 
 
-def value_mesh_html(values: ValueMesh[Any], table: TableView) -> str:
+def value_mesh_html(values: ValueMesh[object], table: TableView) -> str:
     """Return a value mesh as HTML.
 
     Args:
@@ -320,7 +320,7 @@ def value_mesh_html(values: ValueMesh[Any], table: TableView) -> str:
     return table_html(table)
 
 
-def is_table(value: Any) -> bool:
+def is_table(value: object) -> bool:
     """Return whether a value is a data frame, or another object with rows and its own HTML form."""
     return hasattr(type(value), "_repr_html_") and hasattr(type(value), "columns") and hasattr(type(value), "__len__")
 
@@ -540,7 +540,7 @@ def remove(ip: Any) -> None:
         formatters[mime].pop(".".join(_RECEIPT), None)
 
 
-def _mesh_bundle(value: Any, **_options: object) -> dict[str, Any]:
+def _mesh_bundle(value: object, **_options: object) -> dict[str, object]:
     """Return a mesh or its status as a MIME bundle: a live view, HTML with its state and table, and text."""
     table = value.table() if isinstance(value, MeshStatus) else _TABLES[type(value)](value)
     bundle: dict[str, Any] = {"text/plain": repr(value), "text/html": table_html(table)}
@@ -548,17 +548,17 @@ def _mesh_bundle(value: Any, **_options: object) -> dict[str, Any]:
     return bundle if display is None else {**display.mime_bundle(bundle["text/html"]), "text/plain": repr(value)}
 
 
-def _comparison_bundle(value: Comparison, **_options: Any) -> dict[str, Any]:
+def _comparison_bundle(value: Comparison, **_options: object) -> dict[str, object]:
     """Return a comparison as a MIME bundle: its live grid of modules and steps, HTML and text."""
     from monarch_kernel.numerics.comparison_view import grid_data
     from monarch_kernel.widgets.open_views import live_view, view_bundle
 
-    bundle: dict[str, Any] = {"text/plain": value.text(), "text/html": value.html()}
+    bundle: dict[str, object] = {"text/plain": value.text(), "text/html": value.html()}
     live = live_view(view="grid", grid=grid_data(value))
     return bundle if live is None else {**bundle, **view_bundle(live)}
 
 
-def _display_of(value: Any) -> MeshDisplay | None:
+def _display_of(value: object) -> MeshDisplay | None:
     """Return the view of a mesh, or of the mesh of a status; None if it was stopped, or has no ranks."""
     from monarch_kernel.widgets import show
 
@@ -574,11 +574,11 @@ def _display_of(value: Any) -> MeshDisplay | None:
     return display.of_ranks([rank.rank for rank in value.ranks]) if isinstance(value, MeshStatus) else display
 
 
-def _html(table: Callable[[Any], TableView], value: Any) -> str:
+def _html(table: Callable[[Any], TableView], value: object) -> str:
     return table_html(table(value))
 
 
-def _value_mesh(values: ValueMesh[Any]) -> str:
+def _value_mesh(values: ValueMesh[object]) -> str:
     values = values.to_show() if isinstance(values, CellValues) else values
     return value_mesh_html(values, value_mesh_table(values))
 
@@ -587,7 +587,7 @@ def _receipt(report: Any, printer: RepresentationPrinter, _cycle: bool) -> None:
     printer.text(table_text(receipt_table(report)))
 
 
-def _future(future: Future[Any], printer: RepresentationPrinter, _cycle: bool) -> None:
+def _future(future: Future[object], printer: RepresentationPrinter, _cycle: bool) -> None:
     """Print a future, with its value or error if available soon. A cell that ends in a call then shows the answer."""
     if future.what == "recv()":  # reading its value would consume the message
         printer.text(repr(future))
@@ -608,7 +608,7 @@ def _future(future: Future[Any], printer: RepresentationPrinter, _cycle: bool) -
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def value_mesh_table(values: ValueMesh[Any]) -> TableView:
+def value_mesh_table(values: ValueMesh[object]) -> TableView:
     """Return one row per distinct value, with the ranks that have it."""
     extent = values.extent
     alike: dict[str, list[int]] = {}
@@ -634,7 +634,7 @@ def proc_mesh_table(mesh: ProcMesh) -> TableView:
     return _table(title, ["rank", "at", "state", "pid", "host", ""], rows, "ranks")
 
 
-def actor_mesh_table(mesh: ActorMesh[Any]) -> TableView:
+def actor_mesh_table(mesh: ActorMesh[object]) -> TableView:
     """Return one row per endpoint, with the first line of its docstring."""
     spec = mesh._spec
     rows = [[name, _first_line(getattr(spec.cls, name, None))] for name in sorted(spec.endpoints)]
@@ -649,7 +649,7 @@ def host_mesh_table(mesh: HostMesh) -> TableView:
     return _table(f"HostMesh {_sizes(mesh)}", ["rank", "at", "host"], rows, "hosts")
 
 
-def _points(mesh: Any) -> list[list[str]]:
+def _points(mesh: HostMesh | ProcMesh) -> list[list[str]]:
     extent = mesh.extent
     return [[str(rank), format_points([rank], extent)] for rank in range(extent.nelements)]
 

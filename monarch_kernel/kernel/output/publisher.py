@@ -56,8 +56,8 @@ class OwnOutput:
             if getattr(stream, name) is watched:
                 setattr(stream, name, method)
 
-    def _watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
+    def _watched(self, method: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object) -> Any:
             if threading.get_ident() == self._thread and not self._busy and os.getpid() == self._pid:
                 self._busy = True
                 try:
@@ -140,7 +140,7 @@ class Publisher(Protocol):
     #: Whether displayed output can be replaced.
     live: bool
 
-    def show(self, key: int, data: MimeBundle, metadata: dict[str, Any], *, update: bool) -> None:
+    def show(self, key: int, data: MimeBundle, metadata: dict[str, object], *, update: bool) -> None:
         """Show a MIME bundle, or replace the one shown under the same key."""
         ...
 
@@ -158,7 +158,7 @@ class NotebookPublisher:
 
     live = True
 
-    def __init__(self, shell: InteractiveShell, parent: dict[str, Any]) -> None:
+    def __init__(self, shell: InteractiveShell, parent: dict[str, object]) -> None:
         #: The header of the request that runs the cell.
         self.parent = _header(parent)
         self._shell = shell
@@ -207,7 +207,7 @@ class TerminalPublisher:
     def __init__(self) -> None:
         self._progress = False
 
-    def show(self, key: int, data: MimeBundle, metadata: dict[str, Any], *, update: bool) -> None:
+    def show(self, key: int, data: MimeBundle, metadata: dict[str, object], *, update: bool) -> None:
         """See `Publisher`."""
         if not update and (text := data.get("text/plain")):
             self.write("stdout", f"{text}\n")
@@ -239,8 +239,8 @@ def publisher_for(shell: Any) -> Publisher:
     return TerminalPublisher()
 
 
-def _header(parent: dict[str, Any]) -> dict[str, Any]:
+def _header(parent: dict[str, object]) -> dict[str, object]:
     from jupyter_client.session import extract_header
 
-    header: dict[str, Any] = extract_header(parent) if parent else {}
+    header: dict[str, object] = extract_header(parent) if parent else {}
     return header

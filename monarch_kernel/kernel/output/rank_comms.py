@@ -61,15 +61,15 @@ class _Proxy:
         self.state |= state
         self.buffers |= {tuple(path): each for path, each in zip(data.get("buffer_paths") or (), buffers, strict=False)}
 
-    def handle_msg(self, message: dict[str, Any]) -> None:
+    def handle_msg(self, message: dict[str, object]) -> None:
         """Called by ipykernel for a message of the front end."""
         self.received(self, "comm_msg", message)
 
-    def handle_close(self, message: dict[str, Any]) -> None:
+    def handle_close(self, message: dict[str, object]) -> None:
         """Called by ipykernel when the front end closes the comm."""
         self.received(self, "comm_close", message)
 
-    def close(self, **_options: Any) -> None:
+    def close(self, **_options: object) -> None:
         """Called by ipykernel for all comms as it ends."""
 
 
@@ -82,7 +82,7 @@ class RankComms:
         parent_of: returns the header of a cell's request, by the cell's key; None if it is not known.
     """
 
-    def __init__(self, kernel: Any, session: MeshSession, parent_of: Callable[[str], Any]) -> None:
+    def __init__(self, kernel: Any, session: MeshSession, parent_of: Callable[[str], object]) -> None:
         self._kernel = kernel
         self._session = session
         self._parent_of = parent_of
@@ -164,7 +164,7 @@ class RankComms:
             for number, state in states.items():
                 self._send_state(number, state)
 
-    def _send_state(self, number: str, state: dict[str, Any] | None) -> None:
+    def _send_state(self, number: str, state: dict[str, object] | None) -> None:
         proxy = self._proxies.get(number)
         if state is not None and proxy is not None:
             self._send(proxy, "comm_msg", {"data": {"method": "update", "state": state, "buffer_paths": []}})
@@ -200,18 +200,18 @@ class RankComms:
             self._kernel.comm_manager.register_target(_CONTROL, self._page_asks)
             self._answers_pages = True
 
-    def _page_asks(self, comm: Any, _message: dict[str, Any]) -> None:
-        def answer(_request: dict[str, Any]) -> None:
+    def _page_asks(self, comm: Any, _message: dict[str, object]) -> None:
+        def answer(_request: dict[str, object]) -> None:
             data, buffers = self._all_states()
             comm.send(data, buffers=buffers)
 
         comm.on_msg(answer)
 
-    def _all_states(self) -> tuple[dict[str, Any], list[bytes]]:
+    def _all_states(self) -> tuple[dict[str, object], list[bytes]]:
         from ipywidgets import Widget
 
-        states: dict[str, Any] = {}
-        buffers: dict[tuple[Any, ...], bytes] = {}
+        states: dict[str, object] = {}
+        buffers: dict[tuple[object, ...], bytes] = {}
         own: Any = Widget.get_manager_state()
         for model, each in own["state"].items():
             for buffer in each.pop("buffers", ()):

@@ -9,13 +9,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from types import CodeType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch_kernel.debugger.rank import common_point
 from monarch_kernel.debugger.rank.rank_debugger import existing_tracer, stop_tracer
 from monarch_kernel.debugger.rank.stopping.expressions import names_of
 from monarch_kernel.engines.interface import ActorHere
 from monarch_kernel.kernel.cell import CellLocation
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 T = TypeVar("T")
 Names = dict[str, Any]
@@ -65,7 +68,7 @@ def _in_frame(number: int, me: ActorHere, work: Callable[[Names | None], T]) -> 
     stop = stops[-1]
     extra: Names = {}
 
-    def there(frame: Any) -> T:
+    def there(frame: FrameType) -> T:
         with me.borrowing(), names_of(frame, extra) as names:
             return contextvars.copy_context().run(work, names)
 
@@ -78,7 +81,7 @@ def _in_frame(number: int, me: ActorHere, work: Callable[[Names | None], T]) -> 
 class _Waiting:
     """A cell that waits for a step."""
 
-    def __init__(self, me: ActorHere, work: Callable[[], Any]) -> None:
+    def __init__(self, me: ActorHere, work: Callable[[], object]) -> None:
         self.me = me
         self.work = work
         self.begun = False
@@ -141,7 +144,7 @@ class StepGate(_Gate):
         Raises:
             CellLocationError: the program has no optimizers yet.
         """
-        optimizers: Any = sys.modules.get("torch.optim.optimizer")
+        optimizers = sys.modules.get("torch.optim.optimizer")
         if optimizers is None:
             raise CellLocationError(
                 "the program has not imported torch.optim, so there is no step to wait for; --at-collective waits for "
@@ -177,7 +180,7 @@ class CollectiveGate(_Gate):
         Raises:
             CellLocationError: the program has no process group, or this PyTorch version has no hook for collectives.
         """
-        distributed: Any = sys.modules.get("torch.distributed")
+        distributed = sys.modules.get("torch.distributed")
         if distributed is None or not distributed.is_initialized():
             raise CellLocationError("the program has no process group (yet), so there is no collective to wait for")
         code = _code_of_collectives()
@@ -192,7 +195,7 @@ class CollectiveGate(_Gate):
 
 def _code_of_collectives() -> CodeType:
     """Return the code of the function that PyTorch wraps around each of its collectives."""
-    logger: Any = sys.modules.get("torch.distributed.c10d_logger")
+    logger = sys.modules.get("torch.distributed.c10d_logger")
     around = getattr(logger, "_exception_logger", None)
     if around is not None:
         for each in around.__code__.co_consts:

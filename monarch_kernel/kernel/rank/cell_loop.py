@@ -12,7 +12,9 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _offered = threading.local()  # `loop`: the CellLoop of the cell on this thread
 _running_loop = asyncio.get_running_loop
@@ -54,7 +56,7 @@ class CellLoop:
         finally:
             _offered.loop = None
 
-    def run(self, coroutine: Coroutine[object, object, object]) -> Any:
+    def run(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run a coroutine to its end, together with the tasks that earlier cells started."""
         loop = self.get()
         task = loop.create_task(coroutine)

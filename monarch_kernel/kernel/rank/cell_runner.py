@@ -44,13 +44,13 @@ class CellRunner:
         show: called with the value of the last expression of a cell, unless it is None.
     """
 
-    def __init__(self, namespace: dict[str, Any], show: Callable[[Any], None]) -> None:
+    def __init__(self, namespace: dict[str, object], show: Callable[[Any], None]) -> None:
         self.namespace = namespace
         self._show = show
         self._flags = 0
         self.loop = CellLoop()
 
-    def run(self, cell: Cell, names: dict[str, Any] | None = None) -> Outcome:
+    def run(self, cell: Cell, names: dict[str, object] | None = None) -> Outcome:
         """Run `cell`. The outcome contains any exception that it raises, including SystemExit and KeyboardInterrupt.
 
         Args:
@@ -97,12 +97,12 @@ class CellRunner:
             self._flags |= code.co_flags & flag
         return code
 
-    def _execute(self, code: CodeType, names: dict[str, Any] | None) -> Any:
+    def _execute(self, code: CodeType, names: dict[str, object] | None) -> object:
         found = eval(code, self.namespace if names is None else names)
         return self.loop.run(found) if code.co_flags & inspect.CO_COROUTINE else found
 
 
-def _from_file(traceback: TracebackType | None, filename: str) -> Any:
+def _from_file(traceback: TracebackType | None, filename: str) -> TracebackType | None:
     """Return a traceback without the frames above the first one in `filename`; the whole traceback if there is none."""
     at = traceback
     while at is not None:

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.actor import Actor, endpoint
 from monarch_kernel.engines import tool_runtime
@@ -29,6 +29,9 @@ from monarch_kernel.kernel.rank.sent_values import (
 from monarch_kernel.kernel.rank.user_code import Rendezvous, choose_rendezvous, end_process_group, fault_of, set_up
 from monarch_kernel.protocol.faults import Fault
 from monarch_kernel.spmd import are_broken, meetings, tidy_up
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 #: Only the beginning of a longer string (or bytes) is shown (characters).
@@ -148,7 +151,7 @@ class CellExecutor(Actor):
         _surely(cell_streams.end_cell, cell.id)
         return reply
 
-    def _run(self, cell: Cell, started: float, names: dict[str, Any] | None = None) -> CellReply:
+    def _run(self, cell: Cell, started: float, names: dict[str, object] | None = None) -> CellReply:
         CellActivity.thread = threading.get_ident()
         cell_streams.begin_cell(cell.id)
         CellActivity.file, CellActivity.since = cell.filename, time.time()
@@ -190,7 +193,7 @@ class CellExecutor(Actor):
         seconds = time.perf_counter() - started
         return CellReply(self._rank, value, has_value, unsent, shown, fault, seconds, are_broken(), meetings())
 
-    def _show(self, value: Any) -> None:
+    def _show(self, value: object) -> None:
         if text_at_least(value, TEXT_LIMIT) > TEXT_LIMIT:
             show_bundle({"text/plain": shortened(value, SHOWN)}, {}, result=True)
             return
@@ -203,7 +206,7 @@ class CellExecutor(Actor):
     # -- variables -----------------------------------------------------------------------------
 
     @endpoint
-    def push(self, values: dict[str, Any]) -> None:
+    def push(self, values: dict[str, object]) -> None:
         """Set variables of the cells' namespace."""
         self._names.update(values)
 
@@ -223,7 +226,7 @@ class CellExecutor(Actor):
         return {name: offer(self._names[name]) for name in names if name in self._names}
 
 
-def _surely(action: Any, *args: Any) -> None:
+def _surely(action: Callable[..., object], *args: str) -> None:
     """Call `action`, and again if an interrupt hits it."""
     try:
         action(*args)

@@ -37,7 +37,7 @@ class LazyShell:
             return
         inline = importlib.util.find_spec("matplotlib_inline") is not None
         if inline and os.environ.get("MPLBACKEND", _INLINE) == _INLINE:
-            matplotlib: Any = sys.modules.get("matplotlib")
+            matplotlib = sys.modules.get("matplotlib")
             if matplotlib is not None and "MPLBACKEND" not in os.environ and "matplotlib.pyplot" not in sys.modules:
                 matplotlib.rcParams["backend"] = _INLINE  # it has read the variable already
             os.environ["MPLBACKEND"] = _INLINE
@@ -55,7 +55,7 @@ class LazyShell:
         return main_names()
 
     @property
-    def existing(self) -> Any:
+    def existing(self) -> object:
         """Return the shell, or None if it was not needed yet."""
         return self._shell
 
@@ -70,7 +70,7 @@ class LazyShell:
                 self._shell = make_shell()
         return self._shell
 
-    def bundle(self, value: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    def bundle(self, value: Any) -> tuple[dict[str, object], dict[str, object]] | None:
         """Return a value's MIME bundle and its metadata; empty if it displays itself, None without IPython."""
         shell = self.get()
         if shell is None:
@@ -106,7 +106,7 @@ class LazyShell:
             result.result, result.error_in_exec = value, error
             self._shell.events.trigger("post_run_cell", result)
 
-    def display(self, *objects: Any, **options: Any) -> Any:
+    def display(self, *objects: object, **options: Any) -> Any:
         self.get()
         from IPython.display import display
 
@@ -115,7 +115,7 @@ class LazyShell:
 
 def show_bundle(
     data: dict[str, Any],
-    metadata: dict[str, Any],
+    metadata: dict[str, object],
     *,
     display_id: str | None = None,
     update: bool = False,

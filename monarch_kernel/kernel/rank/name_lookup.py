@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.rank.lazy_shell import GIVEN, LazyShell
@@ -20,13 +19,13 @@ _HIDDEN = "_"
 MOST, _LONGEST = 200, 200
 
 
-def look_up(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def look_up(function: Callable[..., object], args: tuple[object, ...]) -> object:
     """Call one of the functions below with the shell of this rank; None if the rank cannot run cells."""
     shell = CellActivity.shell
     return None if shell is None else function(shell, *args)
 
 
-def receive_comm(number: str, kind: str, content: dict[str, Any], buffers: list[bytes]) -> bool:
+def receive_comm(number: str, kind: str, content: dict[str, object], buffers: list[bytes]) -> bool:
     """Pass a message of the front end to a widget of this rank; returns whether it exists."""
     from monarch_kernel.kernel.rank.rank_comms import receive
 
@@ -56,7 +55,7 @@ def completions(shell: LazyShell, code: str, cursor: int) -> tuple[str, list[tup
     return code[start:cursor], [(each.text, each.type or "") for each in found]
 
 
-def description(shell: LazyShell, name: str, detail: int, omit: tuple[str, ...]) -> dict[str, Any] | None:
+def description(shell: LazyShell, name: str, detail: int, omit: tuple[str, ...]) -> dict[str, object] | None:
     """Return the output of `name?` as a MIME bundle; None for an unknown name, or without IPython."""
     ip = shell.get()
     if ip is None:
@@ -86,7 +85,7 @@ def variables_here() -> list[tuple[str, str, str]]:
     return found[:MOST]
 
 
-def _described(value: Any) -> tuple[str, str]:
+def _described(value: object) -> tuple[str, str]:
     kind = type(value).__name__
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if dtype is not None and isinstance(shape, tuple) and shape:

@@ -21,7 +21,7 @@ from monarch_kernel.kernel.rank import cell_streams
 from monarch_kernel.kernel.rank.sent_values import jsonable
 
 #: The outputs in which cells show each widget: MIME bundle and metadata by cell, by the widget's model.
-_shown: defaultdict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = defaultdict(dict)
+_shown: defaultdict[str, dict[str, tuple[dict[str, object], dict[str, object]]]] = defaultdict(dict)
 
 
 class RankComm(BaseComm):
@@ -30,7 +30,7 @@ class RankComm(BaseComm):
     cell = ""
 
     def publish_msg(
-        self, msg_type: str, data: Any = None, metadata: Any = None, buffers: Any = None, **keys: Any
+        self, msg_type: str, data: object = None, metadata: object = None, buffers: Any = None, **keys: object
     ) -> None:
         """Send a message: `comm_open`, `comm_msg` or `comm_close`."""
         self.cell = self.cell or cell_streams.current_cell()
@@ -52,7 +52,7 @@ def use() -> None:
     comm.create_comm = RankComm
 
 
-def note_shown(model: str, data: dict[str, Any], metadata: dict[str, Any]) -> str | None:
+def note_shown(model: str, data: dict[str, object], metadata: dict[str, object]) -> str | None:
     """Record that the running cell shows a MIME bundle with the view of the widget that has this model.
 
     Returns:
@@ -83,7 +83,7 @@ def update_texts() -> None:
             _replace(cell, model, *outputs[cell])
 
 
-def _replace(cell: str, model: str, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+def _replace(cell: str, model: str, data: dict[str, object], metadata: dict[str, object]) -> None:
     def emit() -> None:
         cell_streams.set_cell(cell)
         cell_streams.emit_display(data, metadata, display_id=model, update=True)
@@ -91,7 +91,7 @@ def _replace(cell: str, model: str, data: dict[str, Any], metadata: dict[str, An
     copy_context().run(emit)
 
 
-def receive(number: str, kind: str, content: dict[str, Any], buffers: list[bytes]) -> bool:
+def receive(number: str, kind: str, content: dict[str, object], buffers: list[bytes]) -> bool:
     """Pass a message of the front end to a comm, on the calling thread; its output belongs to the comm's cell.
 
     Args:

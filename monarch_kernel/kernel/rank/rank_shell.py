@@ -51,7 +51,7 @@ class RankShell(InteractiveShell):
 
     display_pub_class = RankDisplayPublisher  # type: ignore[assignment]
 
-    def init_ipython_dir(self, ipython_dir: Any) -> None:
+    def init_ipython_dir(self, ipython_dir: object) -> None:
         """Create no folder: a rank leaves no files behind."""
 
     def init_profile_dir(self, profile_dir: object) -> None:
@@ -59,7 +59,7 @@ class RankShell(InteractiveShell):
 
         self.db = {}  # the storage of %cd and %bookmark
 
-    def enable_gui(self, gui: Any = None) -> None:
+    def enable_gui(self, gui: object = None) -> None:
         """Reject backends that need a screen; figures are shown inline."""
         if gui not in (None, "inline"):
             raise UsageError(
@@ -101,7 +101,7 @@ class RankShell(InteractiveShell):
 
     _magics = 0  # the current nesting depth
 
-    def run_line_magic(self, magic_name: str, line: str, _stack_depth: int = 1) -> Any:
+    def run_line_magic(self, magic_name: str, line: str, _stack_depth: int = 1) -> object:
         """Run a magic. An error that it would only print (`%run`, `%time`) makes the cell fail."""
         self._magics += 1
         try:
@@ -109,7 +109,7 @@ class RankShell(InteractiveShell):
         finally:
             self._magics -= 1
 
-    def run_cell_magic(self, magic_name: str, line: str, cell: str) -> Any:
+    def run_cell_magic(self, magic_name: str, line: str, cell: str) -> object:
         """See `run_line_magic`. Rejects `%%mesh`, which would call itself."""
         if magic_name == "mesh":
             raise UsageError("%%mesh can only stand in the first line of a cell")
@@ -119,7 +119,7 @@ class RankShell(InteractiveShell):
         finally:
             self._magics -= 1
 
-    def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
+    def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: object) -> None:
         """Raise the error that a magic has caught, instead of only showing it: other ranks may wait for this one."""
         value = exc_tuple[1] if exc_tuple else sys.exc_info()[1]
         if self._magics and value is not None:
@@ -133,11 +133,11 @@ class RankShell(InteractiveShell):
 def make_shell() -> RankShell:
     """Create the shell of this process, over the namespace of its cells."""
     displayhook, excepthook = sys.displayhook, sys.excepthook
-    shell: Any = RankShell.instance(config=_CONFIG, user_module=sys.modules["__main__"], user_ns=main_names())
+    shell = RankShell.instance(config=_CONFIG, user_module=sys.modules["__main__"], user_ns=main_names())
     sys.displayhook, sys.excepthook = displayhook, excepthook
     shell.builtin_trap.activate()
     return shell
 
 
-def _print_page(text: Any, *_args: object, **_kwargs: object) -> None:
+def _print_page(text: object, *_args: object, **_kwargs: object) -> None:
     print(text.get("text/plain", "") if isinstance(text, dict) else text)

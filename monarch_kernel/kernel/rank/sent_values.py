@@ -26,7 +26,7 @@ _SCALARS = (int, float, complex, bool, type(None), type)
 _MOST = 20_000
 
 
-def size_at_least(value: Any, limit: int) -> int:
+def size_at_least(value: object, limit: int) -> int:
     """Return a lower bound for the number of bytes in `value`. Stop counting beyond `limit`.
 
     Counts strings, bytes and objects with `nbytes` (arrays, tensors), including those inside containers and attributes
@@ -35,12 +35,12 @@ def size_at_least(value: Any, limit: int) -> int:
     return _total((size for _one, size in _parts(value, attributes=True)), limit)
 
 
-def text_at_least(value: Any, limit: int) -> int:
+def text_at_least(value: object, limit: int) -> int:
     """Return a lower bound for the length of the strings in `repr(value)`. Stop counting beyond `limit`."""
     return _total((size for one, size in _parts(value, attributes=False) if isinstance(one, _FLAT)), limit)
 
 
-def shortened(value: Any, limit: int) -> str:
+def shortened(value: object, limit: int) -> str:
     """Return `repr(value)` in at most about `limit` characters, without building a long one in full."""
     if isinstance(value, _FLAT):
         if len(value) <= limit:
@@ -71,10 +71,10 @@ def _total(sizes: Iterable[int], limit: int) -> int:
     return total
 
 
-def _parts(value: Any, *, attributes: bool) -> Iterator[tuple[Any, int]]:
+def _parts(value: object, *, attributes: bool) -> Iterator[tuple[object, int]]:
     """Yield the objects in `value`, beginning with `value` itself, and the bytes that each holds itself."""
     seen: set[int] = set()
-    todo: deque[Any] = deque([value])
+    todo: deque[object] = deque([value])
     while todo and len(seen) < _MOST:
         one = todo.popleft()
         if isinstance(one, _SCALARS) or id(one) in seen:
@@ -106,7 +106,7 @@ def _bytes_of(one: object) -> int | None:
 VALUE_LIMIT = 16_000_000
 
 
-def pickled(value: Any) -> tuple[bytes | None, str]:
+def pickled(value: object) -> tuple[bytes | None, str]:
     """Return the pickle of a value, or None and the reason why it is not sent."""
     size = size_at_least(value, VALUE_LIMIT)
     if size > VALUE_LIMIT:
@@ -139,7 +139,7 @@ class _Stays(TypeError):
 class _ValuePickler(by_value_pickler()):  # type: ignore[misc]  # a class that cloudpickle's import makes
     with_names = False  # the notebook already has them
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: Any) -> object:
         check_not_bound(obj)
         kind = type(obj)
         if kind.__name__ == "Tensor" and kind.__module__ == "torch" and obj.is_cuda:
@@ -169,7 +169,7 @@ def _too_large(size: int) -> str:
 NONE = pickled(None)[0]
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     """Return a short text for a value that the notebook may show without unpickling it."""
     return shortened(value, 200)
 
@@ -186,7 +186,7 @@ _RICH = (
 )  # fmt: skip
 
 
-def plain_text(value: Any) -> str | None:
+def plain_text(value: object) -> str | None:
     """Return the text of a value that has no other representation; None if IPython has to decide."""
     kind = type(value)
     if kind in _PLAIN:
@@ -201,10 +201,10 @@ def plain_text(value: Any) -> str | None:
     return repr(value)
 
 
-def fallback_bundle(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def fallback_bundle(value: Any) -> tuple[dict[str, object], dict[str, object]]:
     """Return the MIME bundle of a value, and its metadata, without IPython."""
-    data: dict[str, Any] = {}
-    metadata: dict[str, Any] = {}
+    data: dict[str, object] = {}
+    metadata: dict[str, object] = {}
     if _has(value, "_repr_mimebundle_"):
         bundle = value._repr_mimebundle_()
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
@@ -217,17 +217,17 @@ def fallback_bundle(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return data, metadata
 
 
-def _has(value: Any, name: str) -> bool:
+def _has(value: object, name: str) -> bool:
     # Looked up on the type, since some objects (mocks, proxies) claim to have every attribute.
     return callable(getattr(type(value), name, None))
 
 
-def jsonable(data: dict[str, Any]) -> dict[str, Any]:
+def jsonable(data: dict[str, object]) -> dict[str, Any]:
     """Convert a MIME bundle, or its metadata, to JSON-compatible values; bytes become base64, as in notebooks."""
     return {key: value if isinstance(value, str) else _jsonable(value) for key, value in data.items()}
 
 
-def _jsonable(value: Any) -> Any:
+def _jsonable(value: object) -> object:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode("ascii")
     return json.loads(json.dumps(value, default=repr))

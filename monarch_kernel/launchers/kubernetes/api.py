@@ -124,7 +124,7 @@ class KubernetesApi:
             raise LaunchError(f"the configuration for Kubernetes ({file or 'of this Pod'}) cannot be used: {e}") from e
 
     @property
-    def settings(self) -> Any:
+    def settings(self) -> object:
         """Its ``kubernetes.client.Configuration``."""
         return self._client.configuration
 

@@ -69,7 +69,7 @@ class GivenPods:
 
     image: str = ""
     spec: dict[str, Any] = field(default_factory=dict[str, Any])
-    resources: dict[str, Any] = field(default_factory=dict[str, Any])
+    resources: dict[str, object] = field(default_factory=dict[str, Any])
     shared_memory: str = ""
     labels: dict[str, str] = field(default_factory=dict[str, str])
     annotations: dict[str, str] = field(default_factory=dict[str, str])
@@ -110,7 +110,7 @@ def given_pods(image_spec: ImageSpec | str | None, pod_spec: Any, pod_template: 
     )
 
 
-def _plain(given: Any) -> dict[str, Any]:
+def _plain(given: object) -> dict[str, Any]:
     """Convert an object of the API, of the package ``kubernetes`` or already plain, to plain data."""
     if isinstance(given, Mapping):
         return dict(given)
@@ -232,10 +232,10 @@ class KubernetesJob(EngineJob):
         pod_rank_label: str = ORDER,
         image_spec: ImageSpec | str | None = None,
         port: int | None = None,
-        pod_template: Any = None,
+        pod_template: object = None,
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
-        pod_spec: Any = None,
+        pod_spec: object = None,
         *,
         gpus: int | None = None,
         cpus: int | None = None,
@@ -325,7 +325,7 @@ class KubernetesJob(EngineJob):
             attach_to={**attached, name: selector}, order_label={**orders, name: order_label}
         )
 
-    def _make_mesh(self, name: str, settings: dict[str, Any]) -> None:
+    def _make_mesh(self, name: str, settings: dict[str, object]) -> None:
         """Add a mesh whose Pods are created."""
         attached, orders = self._labels()
         meshes = {**self._launcher.options()["meshes"], name: settings}

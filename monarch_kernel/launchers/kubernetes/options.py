@@ -325,7 +325,7 @@ class HostPlacements:
         found = self._api.request("GET", path, labelSelector=f"{JOB_LABEL}={self._job}").get("items") or []
         return {each["metadata"]["name"]: each for each in found}
 
-    def _pods(self, objects: Mapping[str, Any]) -> list[tuple[PodSlot, SeenPod]]:
+    def _pods(self, objects: Mapping[str, object]) -> list[tuple[PodSlot, SeenPod]]:
         if not objects:
             return []
         path = f"/api/v1/namespaces/{self._namespace}/pods"

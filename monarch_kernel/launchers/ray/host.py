@@ -16,7 +16,10 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 #: A placeholder for the address of the node in the command line of a worker.
 ADDRESS = "NODE_ADDRESS"
@@ -59,7 +62,7 @@ class HostActor:
         own_python: bool,
         hold: float,
     ) -> None:
-        self._ray: Any = importlib.import_module("ray")
+        self._ray: ModuleType = importlib.import_module("ray")
         self._job, self._host, self._group = job, host, group
         self._hold = min(hold, _HOLD) if hold > 0 else _HOLD
         self._node: str = self._ray.get_runtime_context().get_node_id()

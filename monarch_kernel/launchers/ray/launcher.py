@@ -141,7 +141,7 @@ class RayLauncher(Launcher):
         self._autoscaling = autoscaling
         self._runtime_env = None if runtime_env is None else dict(runtime_env)
         self._actors: dict[str, object] = {}
-        self._asked: dict[str, Any] = {}  # queries that are not answered yet
+        self._asked: dict[str, object] = {}  # queries that are not answered yet
         self._answered: dict[str, _Told] = {}  # the latest answers
 
     # -- asking for hosts -----------------------------------------------------------------------------

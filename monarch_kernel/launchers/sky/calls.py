@@ -15,7 +15,10 @@ import os
 import select
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 #: The time without a request after which the process ends (seconds).
 _REST = 120.0
@@ -27,7 +30,7 @@ class SkyCalls:
     """The supported calls. Each method accepts and returns plain data."""
 
     def __init__(self) -> None:
-        self._sky: Any = importlib.import_module("sky")
+        self._sky: ModuleType = importlib.import_module("sky")
 
     def optimize(self, task: dict[str, object]) -> None:
         """Check where a task could run. Raises SkyPilot's error if it can run nowhere."""

@@ -97,7 +97,7 @@ class SkyClient:
         self._count = 0
         self._read = b""
 
-    def ask(self, call: str, **arguments: Any) -> Any:
+    def ask(self, call: str, **arguments: object) -> Any:
         """Call a method of ``calls.SkyCalls``.
 
         Raises:
@@ -936,7 +936,7 @@ class SkyPilotJob(EngineJob):
         super().__init__(launcher, meshes, python=python_exe, **options)
 
 
-def _fields(resources: Any) -> dict[str, Any]:
+def _fields(resources: Any) -> dict[str, object]:
     """Return the fields of a ``sky.Resources``, or the given fields."""
     if resources is None or isinstance(resources, Mapping):
         return dict(resources or {})

@@ -14,7 +14,7 @@ import hashlib
 import os
 import re
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,6 +25,9 @@ from monarch_kernel.protocol.keys.guarded_files import (
     read_guarded,
     write_new,
 )
+
+if TYPE_CHECKING:
+    import ssl
 
 VERSION = 2
 #: The first word of a public line.
@@ -262,7 +265,7 @@ def _load_once(identity: Identity) -> None:
     load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), identity)
 
 
-def load_pair(context: Any, identity: Identity) -> None:
+def load_pair(context: ssl.SSLContext, identity: Identity) -> None:
     """Load this key into a TLS context. ``ssl`` loads only files, so this uses a temporary anonymous file.
 
     Raises:

@@ -110,7 +110,7 @@ class EndpointProperty:
         self,
         function: Callable[..., Any],
         *,
-        propagate: Any = None,
+        propagate: object = None,
         explicit_response_port: bool = False,
         instrument: bool = True,
         concurrent: bool = False,
@@ -146,7 +146,7 @@ class EndpointProperty:
         return self.function.__get__(instance, owner)
 
 
-def _decorate(function: object, options: dict[str, Any]) -> Any:
+def _decorate(function: object, options: dict[str, Any]) -> object:
     if function is None:
         return lambda f: _decorate(f, options)
     if isinstance(function, EndpointProperty):
@@ -157,9 +157,9 @@ def _decorate(function: object, options: dict[str, Any]) -> Any:
 
 
 def endpoint(
-    method: Any = None,
+    method: object = None,
     *,
-    propagate: Any = None,
+    propagate: object = None,
     explicit_response_port: bool = False,
     instrument: bool = True,
 ) -> Any:
@@ -179,7 +179,7 @@ def endpoint(
 
 
 def concurrent_endpoint(
-    method: Any = None,
+    method: object = None,
     *,
     propagate: Any = None,
     explicit_response_port: bool = False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -98,7 +98,7 @@ def tracebacks(failures: Iterable[RankFailure], called: Called) -> list[str]:
 def deaths(head: str, mesh_name: str, dead: Sequence[RankFailure], called: Called) -> list[str]:
     """Describe the ranks that cannot answer, the causes, and the remedy; the text begins with ``head``."""
     mesh = f" of mesh {mesh_name!r}" if mesh_name else ""
-    groups: dict[Any, list[RankFailure]] = {}
+    groups: dict[tuple[str, str, str], list[RankFailure]] = {}
     for failure in dead:
         if failure.death is not None:
             groups.setdefault((failure.death.what, failure.death.cause, failure.death.detail), []).append(failure)

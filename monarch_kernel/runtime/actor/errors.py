@@ -54,7 +54,7 @@ class _Outcome(msgspec.Struct):
     extent: Extent | None = None
     called: Called | None = None
     failures: list[RankFailure] = msgspec.field(default_factory=list)
-    values: dict[int, Any] = msgspec.field(default_factory=dict)
+    values: dict[int, object] = msgspec.field(default_factory=dict)
     unanswered: list[int] = msgspec.field(default_factory=list)
     released: list[RankFailure] = msgspec.field(default_factory=list)
     text: str | None = None
@@ -156,7 +156,7 @@ class ActorError(Exception):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({_repr(self.exception)}, {self.message!r})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         outcome = self._outcome
         if outcome.extent is None:
             return ActorError, (outcome.exception, outcome.message)
@@ -164,7 +164,7 @@ class ActorError(Exception):
         parts = (outcome.call_name, outcome.extent, failures, outcome.values, outcome.unanswered, outcome.called)
         return build_actor_error, (*parts, type(self) is ActorError)
 
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         return self.__reduce__()
 
 
@@ -172,7 +172,7 @@ def build_actor_error(
     call_name: str,
     extent: Extent,
     failures: Sequence[RankFailure],
-    values: Mapping[int, Any],
+    values: Mapping[int, object],
     unanswered: Sequence[int],
     called: Called | None = None,
     plain: bool = False,
@@ -299,7 +299,7 @@ class MeshFailure(Exception):
             lines.append(f"caused by: {self.__cause__}")
         return "\n".join(lines)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _mesh_failure, (
             self.mesh_name,
             self.reason,
@@ -359,7 +359,7 @@ class SupervisionError(MeshFailure, RuntimeError):
         error.values = {}
         return error
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # Other attributes (notes) are not sent: the pickle contains only what happened.
         state = {
             "endpoint": self.endpoint,
@@ -382,7 +382,7 @@ def build_supervision_error(
     mesh_name: str,
     extent: Extent,
     failures: Sequence[RankFailure],
-    values: Mapping[int, Any],
+    values: Mapping[int, object],
     unanswered: Sequence[int],
     actor_class: str = "",
     called: Called | None = None,
@@ -446,7 +446,7 @@ def _mesh_failure(
     ranks: tuple[int, ...],
     extent: Extent | None,
     death: Death | None,
-    key: Any,
+    key: object,
     owner: str,
     actor_class: str,
 ) -> MeshFailure:

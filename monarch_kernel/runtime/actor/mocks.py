@@ -88,24 +88,24 @@ def mock_mesh(procs: Any) -> Any:
     return None
 
 
-def _simulated(procs: Any) -> Any:
+def _simulated(procs: Any) -> object:
     return tensor_functions().Simulator(hosts=1, gpus=len(procs)).mesh
 
 
 class _WithStandIns:
     """A bootstrap of new procs that first sets the replacements of the process that spawns them."""
 
-    def __init__(self, bootstrap: Callable[[], Any] | None) -> None:
+    def __init__(self, bootstrap: Callable[[], object] | None) -> None:
         self._bootstrap = bootstrap
         self._state = dict(_actors), dict(_engines)
 
-    def __call__(self) -> Any:
+    def __call__(self) -> object:
         actors, engines = self._state
         _actors.update(actors)
         _engines.update(engines)
         return self._bootstrap() if self._bootstrap is not None else None
 
 
-def bootstrap_with_stand_ins(bootstrap: Callable[[], Any] | None) -> Callable[[], Any] | None:
+def bootstrap_with_stand_ins(bootstrap: Callable[[], object] | None) -> Callable[[], object] | None:
     """Return the bootstrap of new procs, extended by the replacements that are active here, if there are any."""
     return _WithStandIns(bootstrap) if _actors or _engines else bootstrap

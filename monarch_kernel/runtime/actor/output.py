@@ -371,7 +371,7 @@ def _level_message(call: int, rank: int, level: int) -> object:
     return SetLogLevel(call, rank, level)
 
 
-def logs(mesh: Any, ranks: Any = None, tail: int | None = None) -> ValueMesh[str]:
+def logs(mesh: Any, ranks: Sequence[int] | None = None, tail: int | None = None) -> ValueMesh[str]:
     """Return the output of the ranks of a proc mesh (or slice) that their host agents have stored.
 
     Args:

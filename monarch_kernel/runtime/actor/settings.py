@@ -366,7 +366,7 @@ def _take_environment() -> None:
 _take_environment()
 
 
-def configure(**settings: Any) -> None:
+def configure(**settings: object) -> None:
     """Change settings of this process: all of them, or none if one is invalid.
 
     Raises:
@@ -387,7 +387,7 @@ def configure(**settings: Any) -> None:
 
 
 @contextmanager
-def configured(**settings: Any) -> Generator[dict[str, Any]]:
+def configured(**settings: object) -> Generator[dict[str, Any]]:
     """Change settings inside a ``with`` block; yields all settings."""
     before = {name: _SETTINGS[name].get() for name in settings if name in _SETTINGS}
     configure(**settings)
@@ -413,7 +413,7 @@ def clear_runtime_config() -> None:
         setting.clear()
 
 
-def parametrize_config_pointwise(*settings: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def parametrize_config_pointwise(*settings: dict[str, object]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a pytest decorator that runs a test once with each of these groups of settings."""
     import functools
 

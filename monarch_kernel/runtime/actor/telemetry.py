@@ -17,12 +17,15 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from monarch_kernel.protocol.trace_records import SPAN
 from monarch_kernel.runtime.actor.context import current
 from monarch_kernel.runtime.actor.definition import is_coroutine_function
 from monarch_kernel.runtime.node import recorder
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,7 +37,7 @@ _TRACEPARENT = r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})"
 
 
 @functools.cache
-def _opentelemetry(part: str) -> Any:
+def _opentelemetry(part: str) -> ModuleType | None:
     """Return ``opentelemetry.trace`` or ``opentelemetry.metrics``; None if it is not installed."""
     try:
         return importlib.import_module(f"opentelemetry.{part}")

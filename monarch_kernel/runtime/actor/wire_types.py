@@ -20,7 +20,7 @@ class MessageLink(Protocol):
         """The id of the proc at the other end."""
         ...
 
-    def send(self, header: bytes, body: Any = b"") -> None:
+    def send(self, header: bytes, body: object = b"") -> None:
         """Send a message; the body is bytes-like, or a list of bytes-like pieces."""
         ...
 

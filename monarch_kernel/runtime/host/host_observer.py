@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.protocol.messages import Death
 from monarch_kernel.protocol.observation import (
@@ -30,6 +30,9 @@ from monarch_kernel.runtime.host.procs import Proc, cpu_and_memory
 from monarch_kernel.runtime.node.interfaces import PeerLink
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.node.poller import Poller
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 # Read the GPUs of a host through NVML if ``nvidia-ml-py`` is installed, on a thread, while a controller watches.
 #
@@ -126,7 +129,7 @@ def read_gpus_once() -> tuple[list[GpuFigures], dict[int, dict[int, int]]]:
         nvml.nvmlShutdown()
 
 
-def read_gpus(nvml: Any) -> tuple[list[GpuFigures], dict[int, dict[int, int]]]:
+def read_gpus(nvml: ModuleType) -> tuple[list[GpuFigures], dict[int, dict[int, int]]]:
     """Return all GPUs, and the memory of processes on them. Values that a failed GPU does not report are 0.
 
     Args:

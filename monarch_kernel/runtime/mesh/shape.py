@@ -12,7 +12,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import prod
-from typing import Any, Self, SupportsIndex
+from typing import Self, SupportsIndex
 
 from monarch_kernel.runtime.mesh.ndslice import NDSlice, dense_strides, integers_of, strings_of, unsigned
 
@@ -147,7 +147,7 @@ class Extent(Mapping[str, int]):
     def __repr__(self) -> str:
         return "{" + ", ".join(f"{label}: {self[label]}" for label in self.names) + "}"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _shared_extent, (self.names, self.shape)
 
 
@@ -389,7 +389,7 @@ class Region:
     def __repr__(self) -> str:
         return f"Region({self.extent}, strides={self.strides}, offset={self.offset})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _shared_region, (self.labels, self.sizes, self.strides, self.offset)
 
 

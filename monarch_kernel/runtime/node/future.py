@@ -40,7 +40,7 @@ class Future(Generic[R_co]):
 
     # -- for the producer of the result ------------------------------------------------------
 
-    def _resolve(self, value: Any) -> None:
+    def _resolve(self, value: object) -> None:
         if not self._done:
             self._value = value
             self._finish()
@@ -224,7 +224,7 @@ class CoroutineFuture(Future[R_co]):
     def _result(self) -> R_co:
         return self._source._result()
 
-    def _stepping(self) -> Generator[Any, None, R_co]:
+    def _stepping(self) -> Generator[object, None, R_co]:
         if self._steps is None:
             self._steps = self.__await__()
         return self._steps

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from threading import get_ident
 from time import monotonic
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from monarch_kernel import logs
 from monarch_kernel.protocol.messages import Message
@@ -54,7 +54,7 @@ QUIET_TICKS = 20
 _SIGINT = int(signal.SIGINT)
 _getsignal = _signal.getsignal
 
-SignalHandler = Callable[[int, FrameType | None], Any]
+SignalHandler = Callable[[int, FrameType | None], object]
 
 EPOLLIN = select.EPOLLIN
 EPOLLOUT = select.EPOLLOUT

@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from contextvars import ContextVar
-from typing import Any
 
 from monarch_kernel.protocol.trace_records import TRANSFER, RecordedTrace
 
@@ -47,7 +46,7 @@ class Recorder:
         self.next = itertools.count(1).__next__  # the number of the next record
         self.append = self._ring.append  # appends a finished record: the fields of a TraceRecord
         self.clock = clock
-        self.open: dict[int, tuple[Any, ...]] = {}  # unfinished records, by number: their first fields
+        self.open: dict[int, tuple[object, ...]] = {}  # unfinished records, by number: their first fields
         self.prefix = f"{os.urandom(4).hex()}-"  # of the ids of calls
 
     def begin(self, kind: str, name: str, group: int = 0, call: str = "", size: int = 0) -> int:

@@ -22,7 +22,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -516,7 +516,7 @@ class RemoteLink:
         node = self._node
         gateway = self._ref.gateway
         prefix = len(header).to_bytes(4, "little") + header
-        pieces: Any = [prefix, *body] if type(body) is list else prefix if not len(body) else [prefix, body]
+        pieces = [prefix, *body] if type(body) is list else prefix if not len(body) else [prefix, body]
         with node.order_lock:  # messages are sent in the order in which they are counted
             casts = node.casts_to.get(gateway, 0)
             if casts != self._stamp:

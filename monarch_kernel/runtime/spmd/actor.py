@@ -32,7 +32,7 @@ class Stateful(Protocol):
     """An object with a state, such as a module, optimizer, scheduler or sampler."""
 
     def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+    def load_state_dict(self, state_dict: dict[str, object], /) -> Any: ...
 
 
 def share_state(progress: int, *parts: Stateful) -> int:
@@ -72,7 +72,7 @@ def share_state(progress: int, *parts: Stateful) -> int:
     return progresses[source]
 
 
-def _pickled(states: list[dict[str, Any]], tensors: list[Any]) -> tuple[bytes, list[tuple[Any, Any, str]]]:
+def _pickled(states: list[dict[str, object]], tensors: list[Any]) -> tuple[bytes, list[tuple[Any, Any, str]]]:
     """Pickle states without the large tensors, which are appended to ``tensors``.
 
     Also return their shapes, types and devices.
@@ -83,7 +83,7 @@ def _pickled(states: list[dict[str, Any]], tensors: list[Any]) -> tuple[bytes, l
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, stream: io.BytesIO, tensors: list[Any]) -> None:
+    def __init__(self, stream: io.BytesIO, tensors: list[object]) -> None:
         super().__init__(stream, protocol=5)
         self._tensors = tensors
 
@@ -97,7 +97,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, stream: io.BytesIO, tensors: list[Any]) -> None:
+    def __init__(self, stream: io.BytesIO, tensors: list[object]) -> None:
         super().__init__(stream)
         self._tensors = tensors
 

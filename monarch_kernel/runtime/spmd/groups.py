@@ -195,7 +195,7 @@ class ProcessGroups:
         return [rank for rank, answer in enumerate(answers) if answer is False]
 
 
-def _answers(calls: list[Future[object]], limit: float) -> list[Any]:
+def _answers(calls: list[Future[object]], limit: float) -> list[object]:
     """Return the answer of each rank: False if it does not arrive in time (seconds), None if the rank is dead."""
     deadline = time.monotonic() + limit
     answers: list[object] = []

@@ -255,7 +255,7 @@ def leave() -> None:
     """Leave the default process group, if there is one."""
     with _member.lock:
         _member.opened = None
-    distributed: Any = sys.modules.get("torch.distributed")
+    distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
         let_go_of_groups()
@@ -278,7 +278,7 @@ def abandon(number: tuple[str, int] = ("", 0), patience: float = 0.0) -> bool:
     with _member.lock:
         _member.given_up[series] = max(which, _member.given_up.get(series, 0))
     _break_connections()
-    distributed: Any = sys.modules.get("torch.distributed")
+    distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_initialized() and distributed.get_backend() != "gloo":
         abort = getattr(distributed.group.WORLD, "abort", None)  # exists for NCCL
         if abort is not None:

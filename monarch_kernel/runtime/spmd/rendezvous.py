@@ -84,7 +84,7 @@ def meetings() -> int:
 
 def tidy_up() -> None:
     """Close leftover connections and listeners of a program that has ended and has left its process group."""
-    c10d: Any = sys.modules.get(collectives.C10D)
+    c10d = sys.modules.get(collectives.C10D)
     if c10d is None or collectives.in_process_group():
         return
     # torch names groups by this count, and a failed attempt leaves it incremented on the ranks that tried.
@@ -96,8 +96,8 @@ def tidy_up() -> None:
 
 
 def _find_others(
-    original: Callable[..., Iterator[Any]], url: Any, rank: int = -1, world_size: int = -1, **options: Any
-) -> Iterator[Any]:
+    original: Callable[..., Iterator[object]], url: Any, rank: int = -1, world_size: int = -1, **options: Any
+) -> Iterator[object]:
     """Replace torch's ``rendezvous``: yield the store, the rank and the world size."""
     place = _place(url, rank, world_size)
     if place is None:  # not torchrun's environment: torch handles it
@@ -112,7 +112,7 @@ def _find_others(
     store = _meetings.store
     store.set_timeout(timeout)
     begun = _meetings.begun.port if _meetings.begun is not None else 0
-    c10d: Any = importlib.import_module("torch.distributed")
+    c10d = importlib.import_module("torch.distributed")
     yield c10d.PrefixStore(f"{begun}/{_meetings.count}", store), rank, world_size
     raise RuntimeError(f"Unable to perform re-rendezvous using {urlparse(url).scheme}:// method")  # torch's message
 
@@ -142,7 +142,7 @@ def _place(url: Any, rank: int, world_size: int) -> tuple[str, int, int, int] | 
 def _store(host: str, port: int, rank: int, world_size: int, timeout: timedelta) -> Any:
     if rank != 0:
         _await(host, port, timeout.total_seconds())
-    c10d: Any = importlib.import_module("torch.distributed")
+    c10d = importlib.import_module("torch.distributed")
     # multi_tenant: reuse a store that a group of this process still holds.
     return c10d.TCPStore(host, port, world_size, rank == 0, timeout=timeout, wait_for_workers=False, multi_tenant=True)
 

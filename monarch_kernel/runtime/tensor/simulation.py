@@ -303,7 +303,7 @@ _meta: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("monarch
 
 
 @contextmanager
-def set_meta(new_value: Any) -> Generator[None]:
+def set_meta(new_value: object) -> Generator[None]:
     """Add a word to the names of operations on simulated meshes in this block: ``with set_meta("forward"):``."""
     token = _meta.set((*_meta.get(), new_value))
     try:
@@ -312,7 +312,7 @@ def set_meta(new_value: Any) -> Generator[None]:
         _meta.reset(token)
 
 
-def current_meta() -> tuple[Any, ...]:
+def current_meta() -> tuple[object, ...]:
     """Return the words of the open blocks, outermost first."""
     return _meta.get()
 
@@ -362,7 +362,13 @@ class _Facts:
     __slots__ = ("aliases", "brought", "flops", "how", "label", "moved", "onto", "sizes")
 
     def __init__(
-        self, signature: Signature, template: Any, inputs: list[torch.Tensor], out: Any, fresh: bool, onto: TensorMesh
+        self,
+        signature: Signature,
+        template: object,
+        inputs: list[torch.Tensor],
+        out: object,
+        fresh: bool,
+        onto: TensorMesh,
     ) -> None:
         new = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
         if not fresh:
@@ -370,7 +376,7 @@ class _Facts:
         self.label = signature.label.removesuffix(".default").replace("::", ".")
         self.onto = onto
         self.how = next((x for x in tree_leaves(template) if isinstance(x, (Reduction, RankMoves))), None)
-        is_alias: Any = torch._C._is_alias_of  # pyright: ignore[reportAttributeAccessIssue]  # torch gives no type
+        is_alias = torch._C._is_alias_of  # pyright: ignore[reportAttributeAccessIssue]  # torch gives no type
         self.aliases = [next((k for k, i in enumerate(inputs) if is_alias(x, i)), None) for x in new]
         self.sizes = [0 if a is not None else _bytes(x) for x, a in zip(new, self.aliases)]
         views = bool(new) and all(a is not None for a in self.aliases) and not signature.mutates
@@ -383,7 +389,7 @@ def _bytes(x: torch.Tensor) -> int:
     return 0 if 0 in x.size() else (1 + sum((n - 1) * s for n, s in zip(x.size(), x.stride()))) * x.element_size()
 
 
-def _flops(label: str, template: Any, inputs: list[torch.Tensor], out: Any) -> int:
+def _flops(label: str, template: object, inputs: list[torch.Tensor], out: object) -> int:
     if not label.startswith("aten::"):
         return 0
     packet = operation_of(label).overloadpacket
@@ -391,7 +397,7 @@ def _flops(label: str, template: Any, inputs: list[torch.Tensor], out: Any) -> i
     if count is None:
         return 0
 
-    def fill(slot: Any) -> Any:
+    def fill(slot: object) -> object:
         if type(slot) is TensorSlot:
             return inputs[slot.index]
         return 0.0 if type(slot) is FloatSlot else torch.device("cpu") if type(slot) is RankDevice else slot
@@ -408,9 +414,9 @@ class SimulatedTarget(TensorMesh):
     def make_signature(
         self,
         label: str,
-        operation: Any,
-        template: Any,
-        out: Any,
+        operation: object,
+        template: object,
+        out: object,
         inputs: list[torch.Tensor],
         mutates: tuple[int, ...] = (),
         *,
@@ -450,7 +456,7 @@ class SimulatedEngine(TensorEngine):
         count = 1
         for size in shape.values():
             count *= size
-        shared: dict[str, Any] = {"tensors": self}
+        shared: dict[str, object] = {"tensors": self}
         region = Region.from_extent(Extent(tuple(shape), tuple(shape.values())))
         self.name = f"simulated-{next(_names)}"
         self.shared = shared
@@ -498,7 +504,7 @@ class SimulatedEngine(TensorEngine):
             self._regions[mesh] = frozenset(mesh.ranks)
         return mesh
 
-    def spawn_workers(self, stream: Stream, cls: object) -> Any:
+    def spawn_workers(self, stream: Stream, cls: object) -> object:
         """Return no workers."""
         return _NoWorkers()
 
@@ -597,7 +603,9 @@ class SimulatedEngine(TensorEngine):
             self._storage_of[number] = number
             self.ledger.keep(number, _bytes_of(handle._spec), self._regions[mesh], frames.here())
 
-    def fetch(self, mesh: TensorMesh, obj: Any, rank: int, why: str = "fetch", compare: bool = False) -> FetchedValues:
+    def fetch(
+        self, mesh: TensorMesh, obj: object, rank: int, why: str = "fetch", compare: bool = False
+    ) -> FetchedValues:
         """Return zeros of the shapes of all handles in `obj`, and count the wait."""
         flat, tree = tree_flatten(obj)
         positions = [i for i, x in enumerate(flat) if type(x) is Tensor]
@@ -611,7 +619,7 @@ class SimulatedEngine(TensorEngine):
     def check(self, mesh: TensorMesh) -> None:
         """Do nothing: simulated operations do not fail."""
 
-    def ask_later(self, mesh: TensorMesh, function: Any, *values: Any) -> Any:
+    def ask_later(self, mesh: TensorMesh, function: object, *values: object) -> Any:
         """Refuse: there are no ranks to query.
 
         Raises:
@@ -620,12 +628,12 @@ class SimulatedEngine(TensorEngine):
         raise TypeError(f"mesh {self.name} is simulated: there are no values and no ranks to ask about them")
 
     def call_and_fetch(
-        self, mesh: TensorMesh, function: Callable[..., Any], args: object, kwargs: object, rank: int
+        self, mesh: TensorMesh, function: Callable[..., object], args: object, kwargs: object, rank: int
     ) -> FetchedValues:
         """Refuse, like `ask_later`."""
         return self.ask_later(mesh, function)
 
-    def run_and_describe(self, mesh: TensorMesh, func: Any, args: Any, kwargs: Any) -> Any:
+    def run_and_describe(self, mesh: TensorMesh, func: object, args: object, kwargs: object) -> object:
         """Refuse: the size of the result depends on values."""
         raise TypeError(f"{func}: the size of its result depends on values, and mesh {self.name} is simulated")
 
@@ -640,7 +648,7 @@ class _NoWorkers:
 class _Known:
     """Replaces a call: an answer that is available at once."""
 
-    def __init__(self, answers: list[Any]) -> None:
+    def __init__(self, answers: list[object]) -> None:
         self._answers = answers
 
     def get(self, timeout: float | None = None) -> dict[int, Any]:
@@ -894,7 +902,7 @@ def write_trace(path: str, ledger: Ledger, group_workers: bool) -> None:
         file.write(b"\n]}\n")
 
 
-def _events(ledger: Ledger, group_workers: bool) -> Iterator[dict[str, Any]]:
+def _events(ledger: Ledger, group_workers: bool) -> Iterator[dict[str, object]]:
     shown: list[tuple[int, str, RankClass]] = []
     for each in ledger.classes:
         if group_workers:

@@ -49,7 +49,7 @@ class Slot:
     def __init__(self, index: int) -> None:
         self.index = index
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.index,)
 
     def __repr__(self) -> str:
@@ -180,7 +180,7 @@ class OperationFailed(Exception):
         self.failed = failed
         self.of_peer = failed.of_peer
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return OperationFailed, (self.failed,)
 
 
@@ -201,12 +201,12 @@ class PackedTensor:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         tensor = self._tensor
         return unpacked, (tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes(), tensor.dtype, tensor.shape)
 
 
-def packed(tensor: torch.Tensor) -> Any:
+def packed(tensor: torch.Tensor) -> object:
     """Return the form in which a tensor is sent: the tensor itself, if it is large or of a special kind."""
     if (
         tensor.numel() * tensor.element_size() >= SMALL

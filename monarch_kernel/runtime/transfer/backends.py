@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_kernel import environment
 from monarch_kernel.protocol.messages import BufferRead, BufferWrite
@@ -28,6 +28,9 @@ from monarch_kernel.runtime.transfer.handle import Handle, Op, OwnerRequest
 from monarch_kernel.runtime.transfer.memory import Layout, Memory, address_of, copy, memory_of, scratch, steps
 from monarch_kernel.runtime.transfer.registration_table import PeerProcess, Registration
 from monarch_kernel.runtime.transfer.thread_pool import SharedCopy, ThreadPool
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 # The interface between the transfer engine and its backends.
 #
@@ -47,7 +50,7 @@ class BackendContext(Protocol):
     work: ThreadPool
     serve: ThreadPool
 
-    def held(self, key: int, what: Any = "") -> AbstractContextManager[Registration]:
+    def held(self, key: int, what: object = "") -> AbstractContextManager[Registration]:
         """Hold a registration of this process for the context; ``what`` names the use in the error.
 
         Raises:
@@ -77,7 +80,7 @@ class BackendContext(Protocol):
         ...
 
     def ask(
-        self, handle: Handle, message: Callable[[int], tuple[Any, Any]], what: str, deadline: float | None
+        self, handle: Handle, message: Callable[[int], tuple[object, object]], what: str, deadline: float | None
     ) -> OwnerRequest:
         """Send the owner a message (header and body, for a call number).
 
@@ -411,7 +414,7 @@ class CudaIpc(StatelessBackend):
         if elsewhere:
             return elsewhere
         # A process with an open CUDA device has imported torch. For others the import is not worth its time.
-        torch: Any = sys.modules.get("torch")
+        torch: ModuleType | None = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_available():
             return "this process has not imported torch, or has no CUDA device"
         try:
@@ -514,7 +517,7 @@ def _described(tensor: Any) -> bytes:
     return pickle.dumps((str(torch.cuda.get_device_properties(tensor.device).uuid), arguments))
 
 
-def _rebuilt(description: bytes) -> Any:
+def _rebuilt(description: bytes) -> object:
     """Map the tensor of a description."""
     import torch
     from torch.multiprocessing.reductions import rebuild_cuda_tensor
@@ -584,7 +587,7 @@ class Segment(StatelessBackend):
                     copy(op.memory.layout, start, Layout(address_of(data), (), size), 0, size)
                 del body, answer  # releases the segment
 
-    def _ask(self, op: Op, at: int, size: int, deadline: float | None) -> Any:
+    def _ask(self, op: Op, at: int, size: int, deadline: float | None) -> object:
         key, offset = op.handle.key, op.offset + at
         if not op.write:
             return self._engine.ask(

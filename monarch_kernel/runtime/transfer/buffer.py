@@ -365,18 +365,18 @@ class RDMAAction:
         self._count += 1
 
 
-def _handle(buffer: Any, call: str) -> Any:
+def _handle(buffer: object, call: str) -> Handle:
     if not isinstance(buffer, RDMABuffer):
         raise TypeError(f"{call} needs an RDMABuffer there, not {type(buffer).__name__}")
     return buffer._handle
 
 
-def _all_of(poller: Poller, futures: list[Future[Any]], what: str) -> Future[list[Any]]:
+def _all_of(poller: Poller, futures: list[Future[object]], what: str) -> Future[list[Any]]:
     """Return a future of the results of all futures, done when all have ended.
 
     If any fails, it has the error of one.
     """
-    whole: Future[list[Any]] = Future(poller, what)
+    whole: Future[list[object]] = Future(poller, what)
     left = len(futures)
     guard = threading.Lock()
 

@@ -13,7 +13,10 @@ import threading
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 #: The maximum number of pieces for one system call (IOV_MAX).
 IOV_MAX = 1024
@@ -162,7 +165,7 @@ def memory_of(obj: object) -> Memory:
     return memory
 
 
-def _of_tensor(torch: Any, tensor: Any) -> Memory:
+def _of_tensor(torch: ModuleType, tensor: Any) -> Memory:
     kind = tensor.device.type
     if kind not in ("cpu", "cuda"):
         raise ValueError(f"the tensor is on {tensor.device}: only memory of the CPU and of CUDA devices can be moved")

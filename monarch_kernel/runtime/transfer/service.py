@@ -209,7 +209,7 @@ class TransferService:
             self._drop_own(handle.key, done, deadline)
             return done
 
-        def settle(ask: Future[Any]) -> None:
+        def settle(ask: Future[object]) -> None:
             error = ask.exception()
             if error is None or self._dead(handle):
                 done._resolve(None)
@@ -626,7 +626,7 @@ class OwnerService:
 
         self._serve(size, serve)
 
-    def _on_write(self, link: PeerLink, message: BufferWrite, body: Any) -> None:
+    def _on_write(self, link: PeerLink, message: BufferWrite, body: object) -> None:
         engine, size = self._engine, message.buffers[0]
         data = engine.node.apart(message.segment, body) if message.segment is not None else body
 

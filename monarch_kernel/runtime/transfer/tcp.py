@@ -17,7 +17,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
 import msgspec
 
@@ -442,7 +441,7 @@ def _pieces(memory: Memory, at: int, size: int) -> Iterator[memoryview | None]:
         yield _bytes((ctypes.c_char * length).from_address(address))
 
 
-def _bytes(memory: Any) -> memoryview:
+def _bytes(memory: ctypes.Array[ctypes.c_char] | bytearray | memoryview) -> memoryview:
     return memoryview(memory).cast("B")
 
 

@@ -23,7 +23,7 @@ def component_fn(scheduler: str) -> NoReturn:
     )
 
 
-def scheduler_factories() -> dict[str, Callable[..., Any]]:
+def scheduler_factories() -> dict[str, Callable[..., object]]:
     """Return the factory of each scheduler of TorchX, by its name.
 
     Raises:

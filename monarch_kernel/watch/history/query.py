@@ -214,7 +214,7 @@ class ColumnTable:
         self._appends = [column.append for column in self.columns.values()]
         self.rows = 0
 
-    def append(self, *row: Any) -> None:
+    def append(self, *row: object) -> None:
         """Add a row."""
         for append, value in zip(self._appends, row, strict=True):
             append(value)
@@ -268,7 +268,7 @@ class BoundedTables:
         """The size in memory (bytes)."""
         return sum(table.nbytes for table in self.tables.values())
 
-    def append(self, name: str, *row: Any) -> None:
+    def append(self, name: str, *row: object) -> None:
         """Add a row to a table."""
         self.tables[name].append(*row)
         self._unchecked += 1
@@ -380,8 +380,8 @@ def _reads_only(action: int, name: str | None, *_: str | None) -> int:
 
 
 def _ask_duckdb(tables: dict[str, ColumnTable], views: Sequence[str], sql: str) -> QueryResult:
-    duckdb: Any = importlib.import_module("duckdb")
-    numpy: Any = importlib.import_module("numpy")
+    duckdb = importlib.import_module("duckdb")
+    numpy = importlib.import_module("numpy")
     # An unknown table name must not be looked up among Python's variables.
     database = duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
     try:

@@ -474,7 +474,7 @@ def _branch(branch: StackBranch) -> dict[str, object]:
     return whole
 
 
-def _node(node: FrameNode) -> dict[str, Any]:
+def _node(node: FrameNode) -> dict[str, object]:
     return {
         **_frame(node.frame),
         "times": list(node.times),

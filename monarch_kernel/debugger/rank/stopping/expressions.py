@@ -48,7 +48,7 @@ class Shortener(reprlib.Repr):
         self.maxstring = self.maxlong = self.maxother = limit
         self._elements = elements
 
-    def repr1(self, x: Any, level: int) -> str:
+    def repr1(self, x: object, level: int) -> str:
         """Format a value, and each value inside it."""
         kind = type(x)
         array = array_form(x, self._elements)
@@ -82,27 +82,27 @@ _CONTAINER_REPRS = (list.__repr__, tuple.__repr__, dict.__repr__, set.__repr__, 
 _short, _long = Shortener(SHORT, 10, _FEW), Shortener(LONG, 200, _MANY)
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     """Format a value in one line of at most about `SHORT` characters."""
     text = _safe(_short, value)
     text = " ".join(text.split("\n")) if "\n" in text else text
     return text if len(text) <= SHORT else f"{text[: SHORT - 3]}..."
 
 
-def long(value: Any) -> str:
+def long(value: object) -> str:
     """Return the long form of a value, for a request: several lines, at most about `LONG` characters."""
     text = _safe(_long, value)
     return text if len(text) <= LONG else f"{text[: LONG - 3]}..."
 
 
-def _safe(form: Shortener, value: Any) -> str:
+def _safe(form: Shortener, value: object) -> str:
     try:
         return form.repr(value)
     except RecursionError:
         return f"<{type_name(value)} that is nested too deeply>"
 
 
-def type_name(value: Any) -> str:
+def type_name(value: object) -> str:
     """Return the name of its class, with the module unless that is `builtins` or `__main__`."""
     kind = type(value)
     module = kind.__module__
@@ -179,7 +179,7 @@ def _figures(value: Any) -> str:
                 while row.ndim > 1:
                     row = row[0]
                 return f"first={_listed(row[:_FIRST].tolist())[:-1]}, ...]"
-            torch: Any = sys.modules.get("torch")
+            torch: ModuleType | None = sys.modules.get("torch")
             if torch is not None and isinstance(array, torch.Tensor):
                 array = array.resolve_conj().resolve_neg()
                 array = (array.float() if array.dtype in (torch.bfloat16, torch.float16) else array).numpy()
@@ -189,7 +189,7 @@ def _figures(value: Any) -> str:
 
 
 def _measured(array: Any) -> str:
-    numpy: Any = sys.modules["numpy"]
+    numpy = sys.modules["numpy"]
     fine = array[numpy.isfinite(array)]
     nans = int(numpy.isnan(array).sum())
     infinite = int(array.size - fine.size - nans)
@@ -202,7 +202,7 @@ def _measured(array: Any) -> str:
     return ", ".join(parts)
 
 
-def _listed(values: Any) -> str:
+def _listed(values: object) -> str:
     """Format a number, or lists of numbers, with four digits."""
     if isinstance(values, list):
         return f"[{', '.join(map(_listed, values))}]"
@@ -214,7 +214,7 @@ def _listed(values: Any) -> str:
 @contextmanager
 def _plainly() -> Generator[None]:
     """Run torch as if no mode were active (autograd, functorch, a profiler of user code, ...)."""
-    torch: Any = sys.modules.get("torch")
+    torch = sys.modules.get("torch")
     if torch is None:
         yield
         return
@@ -288,7 +288,7 @@ class Attribute(str):
     __slots__ = ()
 
 
-def put(container: Any, key: Any, value: Any) -> None:
+def put(container: Any, key: object, value: object) -> None:
     """Replace a child.
 
     Raises:
@@ -302,14 +302,14 @@ def put(container: Any, key: Any, value: Any) -> None:
         container[key] = value
 
 
-def attributes(value: Any) -> dict[str, Any]:
+def attributes(value: Any) -> dict[str, object]:
     """Return the attributes of an object itself, and the cheap ones of an array. No property is computed."""
     if isinstance(value, (*_PLAIN, *_FUNCTIONS)):
         return {}
     if _is_array(type(value)) and _static(value, "shape") is not _ABSENT:
         names = ("shape", "dtype", "device", "requires_grad", "is_leaf", "strides")
         return {name: found for name in names if (found := _static(value, name)) is not _ABSENT}
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
@@ -325,7 +325,7 @@ def attributes(value: Any) -> dict[str, Any]:
 _ABSENT = object()
 
 
-def _static(value: Any, name: str) -> Any:
+def _static(value: object, name: str) -> Any:
     try:
         return type.__getattribute__(value, name) if isinstance(value, type) else object.__getattribute__(value, name)
     except Exception:
@@ -341,7 +341,7 @@ _FILE = "<debugger>"
 Names = dict[str, Any]
 
 
-def value_of(frame: FrameType, source: str, extra: Names | None = None) -> Any:
+def value_of(frame: FrameType, source: str, extra: Names | None = None) -> object:
     """Evaluate an expression in a frame.
 
     Args:
@@ -402,7 +402,7 @@ def names_of(frame: FrameType, extra: Names, declared: Collection[str] = ()) -> 
         _keep(frame, before, names, declared, extra)
 
 
-def assign(frame: FrameType, name: str, value: Any) -> None:
+def assign(frame: FrameType, name: str, value: object) -> None:
     """Set a variable of a frame.
 
     Raises:
@@ -421,7 +421,7 @@ def assign(frame: FrameType, name: str, value: Any) -> None:
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 
 
-def fill(frame: FrameType, template: str, show: Callable[[Any], str]) -> str:
+def fill(frame: FrameType, template: str, show: Callable[[object], str]) -> str:
     """Format a log point: each `{expression}` is replaced by its value, as `show` formats it, or by its error.
 
     Format specifications and `!r` work as in f-strings; `{{` is a literal brace.

@@ -123,7 +123,7 @@ class Monitoring:
 
     # -- callbacks, on any thread, whose events are off meanwhile ------------------------------------
 
-    def _on_start(self, code: CodeType, _offset: int) -> Any:
+    def _on_start(self, code: CodeType, _offset: int) -> object:
         generation = self._generation
         book = self._book
         if book.wants(code.co_filename):
@@ -137,7 +137,7 @@ class Monitoring:
             return monitoring.DISABLE
         return None
 
-    def _on_line(self, code: CodeType, line: int) -> Any:
+    def _on_line(self, code: CodeType, line: int) -> object:
         generation = self._generation
         armed = self._lines.get(id(code))
         here = armed[1].get(line, ()) if armed is not None else ()
@@ -151,10 +151,10 @@ class Monitoring:
             return monitoring.DISABLE
         return None
 
-    def _on_return(self, _code: CodeType, _offset: int, value: Any) -> Any:
+    def _on_return(self, _code: CodeType, _offset: int, value: object) -> object:
         if self._sink.alert:
             self._sink.at_return(sys._getframe(1), value)
 
-    def _on_unwind(self, _code: CodeType, _offset: int, _error: BaseException) -> Any:
+    def _on_unwind(self, _code: CodeType, _offset: int, _error: BaseException) -> object:
         if self._sink.alert:
             self._sink.at_unwind(sys._getframe(1))

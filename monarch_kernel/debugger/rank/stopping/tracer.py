@@ -77,7 +77,7 @@ class Handles:
     def __init__(self) -> None:
         self.extra: Names = {}
         self._numbers = itertools.count(1)
-        self._held: dict[int, tuple[FrameType, Any]] = {}
+        self._held: dict[int, tuple[FrameType, object]] = {}
 
     def scopes(self, frame: FrameType) -> list[Variable]:
         """Return the scopes `Locals` and `Globals` of a frame; only `Globals` at the top level of a module or cell."""
@@ -118,7 +118,7 @@ class Handles:
             assign(frame, name, value)
         return self._variable(frame, name, value)
 
-    def evaluation(self, frame: FrameType, value: Any, raw: bool = False) -> Evaluation:
+    def evaluation(self, frame: FrameType, value: object, raw: bool = False) -> Evaluation:
         """Build the answer to an evaluation that returned this value; with `raw`, the answer to a string is itself."""
         if raw and isinstance(value, str):
             if len(value) > RAW:
@@ -128,7 +128,7 @@ class Handles:
         ref = self._hold(frame, value) if named or indexed else 0
         return Evaluation(long(value), type_name(value), ref, named, indexed)
 
-    def _variable(self, frame: FrameType, name: str, value: Any) -> Variable:
+    def _variable(self, frame: FrameType, name: str, value: object) -> Variable:
         named, indexed = counts(value)
         ref = self._hold(frame, value) if named or indexed else 0
         return Variable(name, short(value), type_name(value), ref, named, indexed)
@@ -140,7 +140,7 @@ class Handles:
         names = {name: value for name, value in list(scope.frame.f_locals.items()) if not name.startswith(".")}
         return {**self.extra, **names}
 
-    def _key(self, held: Any, name: str) -> Any:
+    def _key(self, held: object, name: str) -> object:
         if name.startswith("[") and name.endswith("]") and name[1:-1].isdigit():
             for found, key, _ in children(held, int(name[1:-1]), 1):
                 if found == name:
@@ -153,7 +153,7 @@ class Handles:
             start += len(page)
         raise KeyError(f"no child is named {name}")
 
-    def _hold(self, frame: FrameType, value: Any) -> int:
+    def _hold(self, frame: FrameType, value: object) -> int:
         number = next(self._numbers)
         self._held[number] = (frame, value)
         return number
@@ -306,7 +306,7 @@ class Parked:
         if job is not None:
             self._interrupt(job)
 
-    def run(self, function: Callable[[], Any], timeout: float) -> Any:
+    def run(self, function: Callable[[], object], timeout: float) -> Any:
         """Run `function` in the stopped thread.
 
         Args:
@@ -668,7 +668,7 @@ class StopTracer:
 
     # -- events, on the thread where they happen ---------------------------------------------------
 
-    def _harmless(self, work: Callable[..., None], *args: Any) -> None:
+    def _harmless(self, work: Callable[..., None], *args: object) -> None:
         """Do work of the debugger in a thread of the program, without letting errors of the work reach the program.
 
         An exception that others raise into the thread meanwhile (an interrupt, a signal handler) belongs to the
@@ -702,11 +702,11 @@ class StopTracer:
         elif stepped or paused:
             self._stop(_stack(frame), "step" if stepped else "pause", "")
 
-    def at_return(self, frame: FrameType, value: Any) -> None:
+    def at_return(self, frame: FrameType, value: object) -> None:
         """Handle that a frame is about to return a value. May block, and may raise into the thread."""
         self._harmless(self._at_return, frame, value)
 
-    def _at_return(self, frame: FrameType, value: Any) -> None:
+    def _at_return(self, frame: FrameType, value: object) -> None:
         plan = self._plans.get(threading.get_ident())
         if plan is None or threading.get_ident() in self._busy:
             return

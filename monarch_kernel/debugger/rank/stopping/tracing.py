@@ -154,7 +154,7 @@ def _api() -> _Api:
     library = ctypes.PyDLL(None)  # not `ctypes.pythonapi`, for whose functions other code may have declared other types
     pointer = ctypes.c_void_p
 
-    def declared(name: str, result: Any, *arguments: Any) -> Any:
+    def declared(name: str, result: object, *arguments: object) -> Any:
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
         return function
@@ -173,11 +173,11 @@ def _api() -> _Api:
 def _find_layout() -> _Layout | None:
     if sys.implementation.name != "cpython" or not hasattr(ctypes.pythonapi, "_PyEval_SetTrace"):
         return None
-    current: Any = ctypes.pythonapi.PyThreadState_Get
+    current = ctypes.pythonapi.PyThreadState_Get
     current.restype = ctypes.c_void_p
     words = (ctypes.c_size_t * _WORDS).from_address(current())
 
-    def probe(*_event: Any) -> None: ...
+    def probe(*_event: object) -> None: ...
 
     present = sys.gettrace()
     if present is None:
@@ -242,7 +242,7 @@ class Tracing:
         self._before: dict[int, Tracer | None] = {}  # the previous trace functions of other threads
         self._new_threads: Any = None
         self._call = self._make_tracer(None)
-        self._tracers: weakref.WeakSet[Any] = weakref.WeakSet([self._call])
+        self._tracers: weakref.WeakSet[object] = weakref.WeakSet([self._call])
 
     def arm(self, book: ArmedBreakpoints) -> None:
         """Arm these breakpoints in place of all others, including in code that is already running."""
@@ -289,7 +289,7 @@ class Tracing:
                 raise
             return None
 
-        def on_call_with_other(frame: FrameType, event: str, arg: Any) -> Any:
+        def on_call_with_other(frame: FrameType, event: str, arg: Any) -> object:
             ours = on_call(frame, event, arg)
             theirs = other(frame, event, arg) if other is not None else None
             if sys.gettrace() is not on_call_with_other:
@@ -396,7 +396,7 @@ class Tracing:
         return tracer
 
     def _trace_new_threads(self, wanted: bool) -> None:
-        present: Any = threading.gettrace()
+        present = threading.gettrace()
         ours = present in self._tracers
         if wanted and not ours:
             self._new_threads = present
@@ -430,7 +430,7 @@ class _Local:
         self._raising = raising  # by thread: the frame in which an exception has just been raised
         self.function: Tracer = self.trace
 
-    def trace(self, frame: FrameType, event: str, arg: Any) -> None:
+    def trace(self, frame: FrameType, event: str, arg: object) -> None:
         """Handle an event of such a frame. Never returns a trace function: `arm` may set another one meanwhile."""
         try:
             self._trace(frame, event, arg)
@@ -438,7 +438,7 @@ class _Local:
             self._lost(sys._getframe())
             raise
 
-    def _trace(self, frame: FrameType, event: str, arg: Any) -> None:
+    def _trace(self, frame: FrameType, event: str, arg: object) -> None:
         sink = self._sink
         if event == "line":
             here = self.lines.get(frame.f_lineno)

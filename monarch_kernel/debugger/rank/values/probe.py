@@ -93,7 +93,7 @@ def _mentions(code: types.CodeType, name: str) -> bool:
     return name in code.co_names or any(_mentions(each, name) for each in inner)
 
 
-def user_actors() -> list[tuple[str, Any]]:
+def user_actors() -> list[tuple[str, object]]:
     """Return the actors of this process that are not tools, with the names under which they were spawned."""
     return [
         (uid.rsplit("-", 1)[0], actor)
@@ -102,9 +102,9 @@ def user_actors() -> list[tuple[str, Any]]:
     ]
 
 
-def _names_of(actor: Any) -> dict[str, Any]:
+def _names_of(actor: object) -> dict[str, object]:
     """Return the names that the methods of an actor's class see, and `self`."""
-    names: dict[str, Any] = {}
+    names: dict[str, object] = {}
     for kind in reversed(type(actor).__mro__):
         if kind.__module__ == Actor.__module__:
             continue
@@ -116,7 +116,7 @@ def _names_of(actor: Any) -> dict[str, Any]:
     return {**names, "self": actor}
 
 
-def evaluate_in(question: Question, frame: types.FrameType) -> Any:
+def evaluate_in(question: Question, frame: types.FrameType) -> object:
     """Evaluate the expression in a frame."""
     # A single namespace, so that comprehensions and lambdas in the expression also see the locals.
     names = {**frame.f_globals, **frame.f_locals}
@@ -135,7 +135,7 @@ KEEP = 60.0
 class KeptValue:
     """A value that is being queried; `parts` is set once it was read."""
 
-    def __init__(self, token: str, value: Any) -> None:
+    def __init__(self, token: str, value: object) -> None:
         self.value = value
         self.where = ""
         self.parts: Parts | None = None
@@ -148,7 +148,7 @@ class KeptValue:
 _kept: dict[str, KeptValue] = {}
 
 
-def keep(token: str, value: Any) -> KeptValue:
+def keep(token: str, value: object) -> KeptValue:
     """Keep a value."""
     kept = _kept[token] = KeptValue(token, value)
     return kept
@@ -187,7 +187,7 @@ def sample(expression: str) -> float:
         TypeError: its value is not a number, nor a tensor or an array with one element.
     """
     code = _compiled(expression)
-    names: dict[str, Any] = main_names()
+    names: dict[str, object] = main_names()
     try:
         value = eval(code, names)
     except NameError as error:
@@ -311,24 +311,24 @@ def _length(array: Array, block: int) -> int:
 # -- moving ----------------------------------------------------------------------------------------
 
 
-def fetch(question: Question) -> Any:
+def fetch(question: Question) -> object:
     """Evaluate an expression. Return the value in a form that can be sent."""
     return sendable(evaluate(question)[0])
 
 
-def fetch_kept(token: str) -> Any:
+def fetch_kept(token: str) -> object:
     """Return a value that was evaluated in a frame, in a form that can be sent."""
     value = find(token).value
     release(token)
     return sendable(value)
 
 
-def sendable(value: Any) -> Any:
+def sendable(value: Any) -> object:
     """Return `value` with its tensors on the CPU, because the receiver may lack the device.
 
     Only tensors on a device are copied. Tensors that need a gradient are sent without their graph.
     """
-    torch: Any = sys.modules.get("torch")
+    torch = sys.modules.get("torch")
     if torch is None:
         return value
     if isinstance(value, torch.Tensor):
@@ -344,10 +344,10 @@ def sendable(value: Any) -> Any:
     return value
 
 
-def on_cpu(module: Any) -> Any:
+def on_cpu(module: Any) -> object:
     """Return a copy of a module whose parameters and buffers are on the CPU."""
     # A deep copy does not copy objects in its memo, so the device gets no second module.
-    memo: dict[int, Any] = {}
+    memo: dict[int, object] = {}
     for tensor in (*module.parameters(), *module.buffers()):
         moved = tensor.detach().cpu()
         memo[id(tensor)] = type(tensor)(moved, tensor.requires_grad) if _is_parameter(tensor) else moved
@@ -355,5 +355,5 @@ def on_cpu(module: Any) -> Any:
 
 
 def _is_parameter(tensor: object) -> bool:
-    torch: Any = sys.modules["torch"]
+    torch = sys.modules["torch"]
     return type(tensor) is torch.nn.Parameter

@@ -19,7 +19,7 @@ import types
 from collections import deque
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from io import IOBase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.debugger.model.readings import (
     Contrast,
@@ -33,6 +33,9 @@ from monarch_kernel.debugger.model.readings import (
     shown_pair,
 )
 from monarch_kernel.debugger.rank.values.blocks import Array, Deadline, TimeLimitError, digest_of_block
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 # Read NumPy arrays and plain lists of numbers as arrays of blocks; see `blocks`.
 
@@ -123,7 +126,7 @@ class NumpyArray(Array):
     def __init__(self, values: Any) -> None:
         super().__init__(values.shape, values.itemsize)
         self._values = values
-        self._numpy: Any = sys.modules["numpy"]
+        self._numpy: ModuleType = sys.modules["numpy"]
 
     @property
     def block(self) -> int:
@@ -243,7 +246,7 @@ DIGEST_TIMEOUT = 5.0
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-def plain_leaf(value: Any, path: str = "") -> Leaf:
+def plain_leaf(value: object, path: str = "") -> Leaf:
     """Build the leaf of a number, a text or None."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         text = repr(value)
@@ -261,7 +264,7 @@ def plain_leaf(value: Any, path: str = "") -> Leaf:
     return Leaf(path, "text", type(value).__name__, text, digest_of(content))
 
 
-def object_leaf(value: Any, path: str = "") -> Leaf:
+def object_leaf(value: object, path: str = "") -> Leaf:
     """Build the leaf of an object without parts: its `repr` without addresses, which differ between ranks."""
     function = getattr(value, "__func__", value)
     if isinstance(function, types.FunctionType):
@@ -278,7 +281,7 @@ def object_leaf(value: Any, path: str = "") -> Leaf:
     return Leaf(path, "text", type_name(type(value)), short(text), content_of(text))
 
 
-def _code_digest(code: types.CodeType, defaults: Any) -> bytes:
+def _code_digest(code: types.CodeType, defaults: object) -> bytes:
     """Compute a digest that is equal for functions that do the same, and differs for edited code."""
     inner = [_code_digest(const, None) for const in code.co_consts if isinstance(const, types.CodeType)]
     consts = plain_repr([const for const in code.co_consts if not isinstance(const, types.CodeType)])
@@ -346,7 +349,7 @@ class Parts:
         unsettled: whether a device was still computing.
     """
 
-    def __init__(self, value: Any, deadline: Deadline, grads: bool = False) -> None:
+    def __init__(self, value: object, deadline: Deadline, grads: bool = False) -> None:
         self.leaves: list[Leaf] = []
         self.arrays: dict[str, Array] = {}
         self.left_out = False
@@ -354,7 +357,7 @@ class Parts:
         self._deadline = deadline
         self._grads = grads
         self._open: dict[int, str] = {}  # containers that are being taken apart; one that contains itself ends there
-        self._read: dict[tuple[Any, ...], Array] = {}  # tensors that were already read, such as tied weights
+        self._read: dict[tuple[object, ...], Array] = {}  # tensors that were already read, such as tied weights
         self._torch = _imported("torch", "optim")
         self._numpy = _imported("numpy", "ma")
         self._value = value
@@ -415,7 +418,7 @@ class Parts:
 
     # -- walking -------------------------------------------------------------------------------
 
-    def _walk(self, value: Any, path: str) -> None:
+    def _walk(self, value: object, path: str) -> None:
         """Add the leaves of `value`. Exceptions of user code become leaves."""
         if len(self.leaves) >= MOST_LEAVES:
             self.left_out = True
@@ -514,7 +517,7 @@ class Parts:
         name = type(value).__name__
         self._add(Leaf(path, "text", name, short(f"{name} of {len(elements)}: {texts}"), content))
 
-    def _fields(self, value: Any, path: str, names: Iterable[str]) -> None:
+    def _fields(self, value: object, path: str, names: Iterable[str]) -> None:
         self._add(text_leaf(f"{path} (type)", "type", type_name(type(value))))
         held = _dict_of(value)
         for name in names:
@@ -621,7 +624,7 @@ def _counted(count: int, what: str) -> str:
     return f"{count:,} " + " and ".join(f"{word}s" for word in what.split(" or "))
 
 
-def _dict_of(value: Any) -> dict[str, Any]:
+def _dict_of(value: object) -> dict[str, object]:
     try:
         held = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -629,7 +632,7 @@ def _dict_of(value: Any) -> dict[str, Any]:
     return held if isinstance(held, dict) else {}
 
 
-def _attributes(value: Any) -> list[str]:
+def _attributes(value: object) -> list[str]:
     """Return the names of an object's attributes: in its `__dict__`, its `__slots__`, its msgspec fields."""
     names = dict.fromkeys(_dict_of(value))
     names.update(dict.fromkeys(getattr(type(value), "__struct_fields__", ())))
@@ -639,13 +642,13 @@ def _attributes(value: Any) -> list[str]:
     return [name for name in names if name not in ("__weakref__", "__dict__") and isinstance(name, str)]
 
 
-def _has_parts(value: Any) -> bool:
+def _has_parts(value: object) -> bool:
     if isinstance(value, _CONTAINERS) or dataclasses.is_dataclass(value):
         return True
     return bool(_attributes(value)) or hasattr(type(value), "__array__")
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
     """Return a text that is the same for equal values in every process.
 
     All values that take longer to read than `DIGEST_TIMEOUT` have the same text, because they cannot be distinguished.

@@ -336,7 +336,7 @@ def _numbers(parts: list[torch.Tensor]) -> list[Any]:
     return torch.cat(parts).tolist() if parts else []
 
 
-def _item(vector: torch.Tensor, at: int) -> Any:
+def _item(vector: torch.Tensor, at: int) -> object:
     try:
         return vector[at].item()
     except (RuntimeError, NotImplementedError):
@@ -455,7 +455,7 @@ def _words(kind: str, value: torch.Tensor, more: str = "") -> Piece:
 
 def _sharded(value: Any) -> list[Piece]:
     local: torch.Tensor = value.to_local()
-    place: Any = value.device_mesh.get_coordinate()
+    place = value.device_mesh.get_coordinate()
     parts = [
         f"{placement}" if place is None else f"{placement} {place[at]} of {value.device_mesh.size(at)}"
         for at, placement in enumerate(value.placements)

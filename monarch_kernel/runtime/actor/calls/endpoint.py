@@ -207,7 +207,7 @@ class Endpoint(Generic[R]):
         ports: Sequence[Port[object]],
         tensors: TensorCall | None,
         held: OneCall | None = None,
-    ) -> Future[Any]:
+    ) -> OneCall:
         """Call one rank of a target, at once or after a heal.
 
         Args:
@@ -266,7 +266,7 @@ class Endpoint(Generic[R]):
         buffers: Buffers,
         ports: Sequence[Port[object]],
         number: int,
-        sink: Any,
+        sink: ManyCall | StreamCall | None,
         reply_to: Any = None,
         tensors: TensorCall | None = None,
     ) -> dict[int, Death]:
@@ -400,10 +400,10 @@ class _Value(Protocol):
 
 
 def send(
-    endpoint: Endpoint[Any] | _Function,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    port: Port[Any] | None = None,
+    endpoint: Endpoint[object] | _Function,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    port: Port[object] | None = None,
     selection: Literal["all", "choose"] = "all",
 ) -> None:
     """Send a message; replies go to ``port``. Without a port, an exception in the endpoint ends the actor.

@@ -39,13 +39,13 @@ class InterruptibleSteps:
 
     __slots__ = ("_coroutine", "_owner")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], owner: AsyncActorInstance) -> None:
+    def __init__(self, coroutine: Coroutine[object, object, object], owner: AsyncActorInstance) -> None:
         self._coroutine = coroutine
         self._owner = owner
 
     def __await__(self) -> Generator[Any, Any, Any]:
         coroutine, owner = self._coroutine, self._owner
-        value: Any = None
+        value: object = None
         error: BaseException | None = None
         while True:
             owner._interruptible = True
@@ -75,12 +75,12 @@ class AsyncActorInstance(ActorInstance):
         super().__init__(*args)
         self._loop: asyncio.AbstractEventLoop | None = None  # set while it takes messages
         self._wake = asyncio.Event()
-        self._running_task: asyncio.Task[Any] | None = None
-        self._cells: dict[asyncio.Task[Any], str] = {}  # the notebook cell that each task runs for
-        self._tasks: dict[asyncio.Task[Any], str] = {}  # running concurrent endpoints, with their names
+        self._running_task: asyncio.Task[object] | None = None
+        self._cells: dict[asyncio.Task[object], str] = {}  # the notebook cell that each task runs for
+        self._tasks: dict[asyncio.Task[object], str] = {}  # running concurrent endpoints, with their names
         self._hooks: set[asyncio.Task[None]] = set()
-        self._cancelled: set[asyncio.Task[Any]] = set()  # tasks that an interrupt cancelled
-        self._raised: set[asyncio.Task[Any] | None] = set()  # tasks in which an interrupt raised KeyboardInterrupt
+        self._cancelled: set[asyncio.Task[object]] = set()  # tasks that an interrupt cancelled
+        self._raised: set[asyncio.Task[object] | None] = set()  # tasks in which an interrupt raised KeyboardInterrupt
 
     # -- mailbox (any thread) ---------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class AsyncActorInstance(ActorInstance):
         message: Call,
         endpoint: CalledEndpoint,
         error: asyncio.CancelledError,
-        task: asyncio.Task[Any] | None,
+        task: asyncio.Task[object] | None,
     ) -> BaseException | None:
         if task not in self._cancelled:
             return self._failed(link, message, endpoint, error)
@@ -352,7 +352,7 @@ class AsyncActorInstance(ActorInstance):
         if self._loop is not None:
             self._raised.add(asyncio.current_task(self._loop))
 
-    def _cancel(self, task: asyncio.Task[Any]) -> None:
+    def _cancel(self, task: asyncio.Task[object]) -> None:
         """Interrupt a waiting task; a computing one has already been interrupted."""
         if task in self._raised:
             self._raised.discard(task)
@@ -362,7 +362,7 @@ class AsyncActorInstance(ActorInstance):
             task.cancel()
 
 
-def _without_loop(hook: Callable[[MeshFailure], Any], failure: MeshFailure) -> Any:
+def _without_loop(hook: Callable[[MeshFailure], object], failure: MeshFailure) -> object:
     """Call a hook that is a plain ``def``. Like all sync code, it may wait for futures."""
     loop = asyncio.get_running_loop()
     asyncio._set_running_loop(None)

@@ -277,7 +277,7 @@ def _watch(c10d: Any) -> None:
     if make is not None and not hasattr(make, "__wrapped__"):
 
         @functools.wraps(make)
-        def watched(*args: object, **kwargs: object) -> Any:
+        def watched(*args: object, **kwargs: object) -> object:
             with opening():
                 made = make(*args, **kwargs)
             if _kept is not None:

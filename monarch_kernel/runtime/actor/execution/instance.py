@@ -103,7 +103,7 @@ class Instance:
         #: For a sync actor: an event loop that its driver runs while the mailbox is empty.
         self.background: asyncio.AbstractEventLoop | None = None
 
-    def hold(self, port: Port[Any]) -> None:
+    def hold(self, port: Port[object]) -> None:
         """Record a port that arrived in a message to this actor."""
         self.ports.add(port)
 
@@ -186,8 +186,8 @@ class ActorInstance(Instance):
         self._create = (link, create.call, create.rank)
         self._context = Context(self, rank.rank, rank.extent)  # of the last message
         self._born_for = create.cell or None
-        self._object: Any = None
-        self._functions: dict[str, Callable[..., Any]] = {}
+        self._object: object = None
+        self._functions: dict[str, Callable[..., object]] = {}
         self._queue: deque[tuple[MessageLink, ActorMessage | _FailureDue, Body]] = deque()
         self._done = False  # the mailbox as a waitable: it is not empty
         self._parked: list[Any] = []
@@ -458,7 +458,7 @@ class ActorInstance(Instance):
             tensor_functions().call_ended(message.tensors)
 
     def _answer(
-        self, link: MessageLink, message: Call, reply: Pickled, buffers: Buffers, ports: Sequence[Port[Any]]
+        self, link: MessageLink, message: Call, reply: Pickled, buffers: Buffers, ports: Sequence[Port[object]]
     ) -> None:
         """Send the result of an endpoint."""
         is_checkpoint = message.endpoint == "checkpoint"
@@ -488,7 +488,7 @@ class ActorInstance(Instance):
 
     def _prepare(
         self, link: MessageLink, message: Call, endpoint: CalledEndpoint, body: Body
-    ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    ) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
         """Return the function to call for a message, and its arguments."""
         self.calls += 1
         self.began = monotonic()

@@ -68,7 +68,7 @@ log = logs.logger(__name__)
 class SpawnedActors(msgspec.Struct):
     """How the actors of one mesh were created."""
 
-    mesh: ActorMesh[Any]
+    mesh: ActorMesh[object]
     owner: str
     body: bytes
     buffers: tuple[int, ...]
@@ -79,7 +79,7 @@ class SpawnedProcs(msgspec.Struct):
     """How the procs of one mesh were started."""
 
     messages: dict[int, tuple[SpawnProcs, int]]  # by rank: the message, and the index of the rank's proc in it
-    bootstrap: tuple[Any, tuple[int, ...]]
+    bootstrap: tuple[object, tuple[int, ...]]
     spares: list[ProcRef]  # agents of hosts that stay empty until another host is gone
     incarnations: dict[int, int] = msgspec.field(default_factory=dict)
     source: HostSource | None = None  # where further hosts come from

@@ -38,7 +38,7 @@ class Whole:
     uid: str
 
 
-def whole_of(mesh: Any) -> Whole:
+def whole_of(mesh: object) -> Whole:
     """Return the proc mesh that ``mesh`` is a slice of, or that its actors were spawned on.
 
     Raises:
@@ -102,7 +102,7 @@ class ToolHost:
     gone: str = ""
 
 
-def each_host(mesh: Any) -> list[ToolHost]:
+def each_host(mesh: object) -> list[ToolHost]:
     """Return the hosts of a mesh of hosts, procs or actors, each once, in the order of their ranks.
 
     Raises:

@@ -21,6 +21,7 @@ from monarch_kernel.runtime.actor.wire_types import Body, MessageLink
 from monarch_kernel.subscriptions import Subscription
 
 if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
     from monarch_kernel.runtime.actor.process import System
     from monarch_kernel.runtime.mesh.shape import Extent
 
@@ -298,7 +299,9 @@ def _remove(callbacks: list[T], callback: T) -> None:
         callbacks.remove(callback)
 
 
-def _observed(key: str, mesh: Any, extent: Extent, procs: tuple[ProcRef, ...], pids: dict[str, int]) -> ObservedMesh:
+def _observed(
+    key: str, mesh: ProcMesh, extent: Extent, procs: tuple[ProcRef, ...], pids: dict[str, int]
+) -> ObservedMesh:
     return ObservedMesh(
         key, mesh.name, extent.names, extent.shape, procs, tuple(pids.get(r.id, 0) for r in procs), mesh
     )

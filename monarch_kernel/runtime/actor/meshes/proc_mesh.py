@@ -135,7 +135,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
 
     # -- actors ---------------------------------------------------------------------------------
 
-    def spawn(self, name: str, cls: type[T], *args: Any, **kwargs: Any) -> ActorMesh[T]:
+    def spawn(self, name: str, cls: type[T], *args: object, **kwargs: object) -> ActorMesh[T]:
         """Create one actor of ``cls`` in every proc, with these constructor arguments.
 
         Returns immediately. Await the result (or its ``initialized``) to wait until all ``__init__`` have returned.
@@ -207,8 +207,8 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
 
     def map(
         self,
-        function: Callable[..., Any],
-        *iterables: Iterable[Any],
+        function: Callable[..., object],
+        *iterables: Iterable[object],
         chunk: int = 1,
         ahead: int | None = None,
         return_errors: bool = False,
@@ -237,7 +237,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
             self, function, iterables, chunk=chunk, ahead=ahead, return_errors=return_errors
         )
 
-    def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def submit(self, function: Callable[..., object], *args: object, **kwargs: object) -> Any:
         """Call ``function(*args, **kwargs)`` on any idle process. Return a future of its value.
 
         The future is a ``concurrent.futures.Future`` (``wait`` and ``as_completed`` accept it) that can also be awaited
@@ -247,7 +247,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
             raise TypeError(f"submit(function, ...): {function!r} cannot be called")
         return pool_functions().pool_of(self).submit(function, args, kwargs)
 
-    def scatter(self, name: str, values: Any) -> ValueMesh[int]:
+    def scatter(self, name: str, values: object) -> ValueMesh[int]:
         """Split ``values`` into one piece per process, and set each piece as the variable ``name`` of its process.
 
         The variables are set in ``__main__``, where ``%%mesh`` cells run. The pieces are slices of a list, a tuple, a
@@ -380,7 +380,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         by_agent: dict[str, list[ProcRef]] = {}
         for ref in self._target().procs:
             by_agent.setdefault(ref.agent, []).append(ref)
-        calls: list[Future[Any]] = []
+        calls: list[Future[object]] = []
         for refs in by_agent.values():
             first = refs[0]
             if first.id == node.id:
@@ -390,7 +390,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         if len(calls) == 1:
             return calls[0].then(lambda reply: [reply])
 
-        def answers(_settled: list[Any]) -> list[Any]:
+        def answers(_settled: list[object]) -> list[Any]:
             if all(call.exception() is not None for call in calls):
                 calls[0].get()
             return [call.get() for call in calls if call.exception() is None]

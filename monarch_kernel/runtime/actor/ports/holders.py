@@ -74,7 +74,7 @@ def met(port: Port[Any]) -> None:
         give_to_unknown([port])
 
 
-def give(ports: Iterable[Port[Any]], to: Target | ProcRef, ranks: Iterable[int] | None = None) -> None:
+def give(ports: Iterable[Port[object]], to: Target | ProcRef, ranks: Iterable[int] | None = None) -> None:
     """Report to the receivers of these ports which actors of a mesh, or which process, get them."""
     if isinstance(to, ProcRef):
         _tell(ports, PortGiven(0, 0, "", to.id, (), (), (to,), (0,)))
@@ -85,12 +85,12 @@ def give(ports: Iterable[Port[Any]], to: Target | ProcRef, ranks: Iterable[int] 
     _tell(ports, PortGiven(0, 0, to.actor, to.mesh_name, extent.names, extent.shape, procs, chosen))
 
 
-def give_to_unknown(ports: Iterable[Port[Any]]) -> None:
+def give_to_unknown(ports: Iterable[Port[object]]) -> None:
     """Report to the receivers of these ports that any process may hold them from now on."""
     _tell(ports, PortGiven(0, 0, "", "", (), (), (), ()))
 
 
-def _tell(ports: Iterable[Port[Any]], news: PortGiven) -> None:
+def _tell(ports: Iterable[Port[object]], news: PortGiven) -> None:
     system = get_system()
     for port in {id(port): port for port in ports}.values():  # a port pickled twice in one message arrives once
         ref = port._ref
@@ -112,7 +112,7 @@ def arrived(value: Callable[[], T]) -> tuple[T, list[Port[Any]]]:
         _met.arrived = outer
 
 
-def came(port: Port[Any]) -> None:
+def came(port: Port[object]) -> None:
     """Record a port that arrived in a message."""
     if _met.arrived is not None:
         _met.arrived.append(port)
@@ -129,7 +129,7 @@ def let_go(system: System, port: Port[Any], actor: str) -> None:
         system.node.poller.say_late(port._ref.id, PortLeft(port._number, port._rank, actor))
 
 
-def leave(system: System, actor: str, ports: Iterable[Port[Any]], death: Death) -> None:
+def leave(system: System, actor: str, ports: Iterable[Port[object]], death: Death) -> None:
     """Report that an actor of this process ended while it held these ports."""
     told = b""
     for port in ports:

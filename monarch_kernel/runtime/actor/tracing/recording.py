@@ -9,7 +9,7 @@ import functools
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -27,6 +27,9 @@ from monarch_kernel.runtime.mesh.shape import SINGLE
 from monarch_kernel.runtime.node import recorder
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.recorder import CAPACITY
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def start_recording(capacity: int = CAPACITY) -> None:
@@ -246,7 +249,7 @@ def _recording(name: str, original: Callable[..., object]) -> Callable[..., obje
     return collective
 
 
-def _nbytes(values: Any) -> int:
+def _nbytes(values: Sequence[object]) -> int:
     """Return the size of the largest tensor, or list of tensors, among the arguments (bytes)."""
     largest = 0
     for value in values:

@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 import threading
-from typing import Any
 
 from monarch_kernel.protocol.keys import Keys
 from monarch_kernel.runtime.node.link import OnClose, OnMessage
@@ -98,7 +97,7 @@ class _Dial:
         self._keys = keys
         self._timeout = timeout
         self._steady = steady
-        self._addresses: list[tuple[int, object]] = []
+        self._addresses: list[tuple[int, tuple[object, ...]]] = []
         self._tried = 0
         self.hung_up = 0
         self._attempt: _Attempt | None = None
@@ -199,7 +198,9 @@ class _Dial:
 class _Attempt:
     """One connection, until both sides have sent their greetings."""
 
-    def __init__(self, dial: _Dial, poller: Poller, keys: Keys, family: int, address: Any, steady: bool) -> None:
+    def __init__(
+        self, dial: _Dial, poller: Poller, keys: Keys, family: int, address: tuple[object, ...], steady: bool
+    ) -> None:
         self._dial = dial
         self._poller = poller
         self._keys = keys

@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 from collections import deque
-from typing import Any, Protocol
+from typing import Protocol
 
 from monarch_kernel import environment
 from monarch_kernel.protocol.keys import Keys
@@ -372,7 +372,7 @@ class GracefulClose:
         rest: the data to send first.
     """
 
-    def __init__(self, poller: Poller, channel: TlsChannel, rest: deque[Any]) -> None:
+    def __init__(self, poller: Poller, channel: TlsChannel, rest: deque[memoryview[int]]) -> None:
         self._poller = poller
         self.channel = channel
         self._rest = rest

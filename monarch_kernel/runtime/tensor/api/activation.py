@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 #: Internal bookkeeping operations of torch, which run locally.
-_LOCAL: frozenset[Any] = frozenset({torch.ops.profiler._record_function_exit._RecordFunction})
+_LOCAL: frozenset[object] = frozenset({torch.ops.profiler._record_function_exit._RecordFunction})
 #: The last operation of `torch.tensor(...)`: it turns a local tensor into one on the mesh.
 _LIFT = torch.ops.aten.lift_fresh.default
 
@@ -55,7 +55,7 @@ class _Mode(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False
 
-    def __torch_dispatch__(self, func: OpOverload, types: object, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: OpOverload, types: object, args: Any = (), kwargs: Any = None) -> object:
         if func in _LOCAL:
             return func(*args, **(kwargs or {}))
         mesh = mesh_among(args)
@@ -185,7 +185,7 @@ def get_active_stream() -> Stream:
     return _active.stream
 
 
-def _is_local(args: Any) -> bool:
+def _is_local(args: tuple[object, ...]) -> bool:
     """Return whether all tensors of an operation are local, such as fetched values."""
     first = args[0]
     if isinstance(first, (list, tuple)):
@@ -193,7 +193,7 @@ def _is_local(args: Any) -> bool:
     return isinstance(first, torch.Tensor)
 
 
-def _unpickled_here(*args: Any, **kwargs: Any) -> object:
+def _unpickled_here(*args: Any, **kwargs: object) -> object:
     """Run ``pickle.loads`` so that it also creates local tensors while a mesh is active."""
     if not torch._C._len_torch_dispatch_stack():  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
         return pickle.loads(*args, **kwargs)

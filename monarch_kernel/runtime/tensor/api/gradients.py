@@ -22,7 +22,7 @@ from monarch_kernel.runtime.tensor.rank import objects
 class GradientGenerator:
     """An iterator over gradients, created by `grad_generator`."""
 
-    def __init__(self, roots: Sequence[Any], with_respect_to: Sequence[Any], grad_roots: Sequence[Any] = ()) -> None:
+    def __init__(self, roots: Sequence[Any], with_respect_to: Sequence[object], grad_roots: Sequence[Any] = ()) -> None:
         self._steps = self._run(roots, with_respect_to, grad_roots)
 
     def __iter__(self) -> GradientGenerator:
@@ -31,7 +31,9 @@ class GradientGenerator:
     def __next__(self) -> torch.Tensor | None:
         return next(self._steps)
 
-    def _run(self, roots: Any, with_respect_to: Any, grad_roots: Any) -> Generator[torch.Tensor | None]:
+    def _run(
+        self, roots: Sequence[torch.Tensor], with_respect_to: Any, grad_roots: Sequence[torch.Tensor | None]
+    ) -> Generator[torch.Tensor | None]:
         if not with_respect_to:
             return
         given = [*grad_roots, *[None] * (len(roots) - len(grad_roots))]
@@ -41,7 +43,9 @@ class GradientGenerator:
         yield from torch.autograd.grad([*roots], [*with_respect_to], given, allow_unused=True)
 
 
-def grad_generator(roots: Any = (), with_respect_to: Sequence[Any] = (), grad_roots: Any = ()) -> GradientGenerator:
+def grad_generator(
+    roots: Any = (), with_respect_to: Sequence[Any] = (), grad_roots: Sequence[torch.Tensor | None] = ()
+) -> GradientGenerator:
     """Yield the gradient of `roots` for each tensor of `with_respect_to` in turn; None if they do not depend on it.
 
     The first step issues the operations of the backward pass. The ranks run them while the program continues.
@@ -56,7 +60,7 @@ def grad_generator(roots: Any = (), with_respect_to: Sequence[Any] = (), grad_ro
     return GradientGenerator(outputs, with_respect_to, given)
 
 
-def gradient_execution_order(roots: Sequence[Any], with_respect_to: Sequence[Any]) -> list[int]:
+def gradient_execution_order(roots: Sequence[torch.Tensor], with_respect_to: Sequence[torch.Tensor]) -> list[int]:
     """Return the positions in `with_respect_to` in the order in which a backward pass computes their gradients.
 
     This is the reverse order of their first uses. Unused tensors come first.

@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils._pytree import tree_flatten
 
@@ -23,6 +23,9 @@ from monarch_kernel.runtime.tensor.controller.errors import MixedTensorsError
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 from monarch_kernel.runtime.tensor.rank.calls import TakeResult, WaitForCall, described
 from monarch_kernel.runtime.tensor.rank.objects import ResultLike
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class LentArguments:
@@ -141,7 +144,7 @@ def _mesh_of_results(label: str, target: Any, arguments: object) -> TensorMesh:
 
 
 def _expected(
-    mesh: TensorMesh, label: str, propagate: object, function: Any, arguments: object
+    mesh: TensorMesh, label: str, propagate: object, function: Callable[..., object], arguments: object
 ) -> tuple[object, ResultLike | None]:
     """Return the form of a call's result and its key; None in place of the form if it is unknown before the call."""
     flat, tree = tree_flatten(arguments)

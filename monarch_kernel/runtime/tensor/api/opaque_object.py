@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -19,6 +19,9 @@ from monarch_kernel.runtime.tensor.controller.opaque_ref import OpaqueRef
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 from monarch_kernel.runtime.tensor.rank import objects
 from monarch_kernel.runtime.tensor.rank.objects import CallMethod, Construct, NamedFunction, ResultLike
+
+if TYPE_CHECKING:
+    from torch.utils._pytree import TreeSpec
 
 
 class OpaqueObject(OpaqueRef):
@@ -88,7 +91,7 @@ class OpaqueObject(OpaqueRef):
         return self.key._spec.mesh
 
     def _looks_like(
-        self, method: str, propagation: Any, args: tuple[object, ...], kwargs: dict[str, object]
+        self, method: str, propagation: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> ResultLike:
         flat, tree = tree_flatten((args, kwargs))
         key = method, propagation, tree, tuple(map(argument_key, flat))
@@ -102,7 +105,7 @@ def opaque_method(fn: Callable[..., object]) -> Callable[..., Any]:
     """Call the method of this name on the ranks. The decorated body describes the form of the result."""
 
     @functools.wraps(fn)
-    def method(self: OpaqueObject, *args: object, **kwargs: object) -> Any:
+    def method(self: OpaqueObject, *args: object, **kwargs: object) -> object:
         return self.call_method(fn.__name__, fn, *args, **kwargs)
 
     return method
@@ -192,7 +195,7 @@ class _Call(torch.autograd.Function):
         like: ResultLike,
         learning: tuple[int, ...],
         flat: list[object],
-        tree: Any,
+        tree: TreeSpec,
         *tensors: Any,
     ) -> Any:
         args, kwargs = tree_unflatten([x.detach() if type(x) is Tensor else x for x in flat], tree)
@@ -213,7 +216,7 @@ class _Call(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Any) -> Any:  # type: ignore[override]  # torch's stub has other names
+    def backward(ctx: Any, *gradients: Any) -> object:  # type: ignore[override]  # torch's stub has other names
         return None, None, None, None, None, *backward_on_ranks(ctx, gradients)
 
 

@@ -37,7 +37,7 @@ class FakePipe:
         self.sizes = dict(zip(labels, sizes))
         self._sent: list[Any] = []
 
-    def send(self, obj: Any) -> None:
+    def send(self, obj: object) -> None:
         """Record a value that the program sends."""
         self._sent.append(obj)
 
@@ -73,7 +73,9 @@ class Pipe:
         TypeError: `fn` is not a remote function, or has no shape function.
     """
 
-    def __init__(self, fn: RemoteFunction, max_messages: int, args: Any, kwargs: Any) -> None:
+    def __init__(
+        self, fn: RemoteFunction, max_messages: int, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
         if not isinstance(fn, RemoteFunction):
             raise TypeError(f"expected fn to be a monarch.remote function, and not {type(fn).__name__}")
         if active_target()[0] is None:
@@ -103,7 +105,7 @@ class Pipe:
 
     # -- values -------------------------------------------------------------------------------------
 
-    def send(self, obj: Any) -> None:
+    def send(self, obj: object) -> None:
         """Send a value to the generators, for their ``pipe.recv()``. They receive tensors in place of handles."""
         end = self._open()
         template, handles = _template(obj)
@@ -179,7 +181,7 @@ class Pipe:
             raise RuntimeError(f"{self!r} is used after close(): make a new one")
         return self._end
 
-    def _payload(self, obj: Any) -> Tensor:
+    def _payload(self, obj: object) -> Tensor:
         data = cloudpickle.dumps(obj)
         with _disable_current_modes():
             raw = torch.frombuffer(bytearray(data + bytes(-len(data) % _UNIT)), dtype=torch.uint8)
@@ -204,13 +206,13 @@ class _ShapesOnly:
             each.__exit__(*exc)
 
 
-def create_pipe(fn: RemoteFunction, *args: Any, max_messages: int = 50, **kwargs: Any) -> Pipe:
+def create_pipe(fn: RemoteFunction, *args: object, max_messages: int = 50, **kwargs: object) -> Pipe:
     """Run ``fn(pipe, *args, **kwargs)`` in a process beside each rank of the active mesh; see `Pipe`."""
     return Pipe(fn, max_messages, args, kwargs)
 
 
 def remote_generator(
-    path: str | Callable[..., Any], max_messages: int = 50
+    path: str | Callable[..., object], max_messages: int = 50
 ) -> Callable[[Callable[..., Any]], Callable[..., Pipe]]:
     """Turn a generator of shapes into a function that runs another generator beside each rank; see `Pipe`.
 
@@ -220,11 +222,11 @@ def remote_generator(
         max_messages: how many values each process produces in advance.
     """
 
-    def decorated(shapes: Callable[..., Any]) -> Callable[..., Pipe]:
+    def decorated(shapes: Callable[..., object]) -> Callable[..., Pipe]:
         function = remote(path, propagate=shapes)
 
         @functools.wraps(shapes)
-        def create(*args: Any, **kwargs: Any) -> Pipe:
+        def create(*args: object, **kwargs: object) -> Pipe:
             return Pipe(function, max_messages, args, kwargs)
 
         return create
@@ -232,14 +234,14 @@ def remote_generator(
     return decorated
 
 
-def _template(obj: Any) -> tuple[Any, list[Tensor]]:
+def _template(obj: object) -> tuple[object, list[Tensor]]:
     flat, tree = tree_flatten(obj)
     handles = [x for x in flat if type(x) is Tensor]
     numbers = iter(range(len(handles)))
     return tree_unflatten([TensorSlot(next(numbers)) if type(x) is Tensor else x for x in flat], tree), handles
 
 
-def _fake_of(x: Any) -> Any:
+def _fake_of(x: object) -> object:
     if type(x) is Tensor:
         return x._spec.fake()
     if isinstance(x, torch.Tensor):

@@ -50,7 +50,7 @@ class TensorLoan:
         procs: references to the processes that receive the message.
     """
 
-    def __init__(self, procs: Sequence[Any]) -> None:
+    def __init__(self, procs: Sequence[object]) -> None:
         self._procs = procs
         self._lent: dict[TensorMesh, _Lent] = {}
         self._outer: TensorLoan | None = None
@@ -353,7 +353,7 @@ def drop(owner: ValueOwner) -> None:
     )
 
 
-def check_write(owner: Any) -> None:
+def check_write(owner: ValueOwner) -> None:
     """Raise if a value cannot be written now."""
     storage: Storage = owner.storage
     if storage.borrow is not None and not storage.borrow.mutable:

@@ -146,7 +146,7 @@ class TensorEngine:
         self.places: dict[int, frames.Frames] = {}
         self._forgotten = 0
         self._acknowledged = 0
-        self._waits: list[tuple[int, Future[Any]]] = []
+        self._waits: list[tuple[int, Future[object]]] = []
         self.sent = 0
         self._wake = threading.Event()
         self._closed = False
@@ -480,7 +480,7 @@ class TensorEngine:
 
     # -- data ---------------------------------------------------------------------------------------
 
-    def put(self, mesh: TensorMesh, tensor: torch.Tensor, layout: Any = None) -> int:
+    def put(self, mesh: TensorMesh, tensor: torch.Tensor, layout: object = None) -> int:
         """Send a tensor to all ranks. Return the number of the value. The caller holds the lock.
 
         Args:
@@ -496,7 +496,9 @@ class TensorEngine:
 
     # -- answers ------------------------------------------------------------------------------------
 
-    def fetch(self, mesh: TensorMesh, obj: Any, rank: int, why: str = "fetch", compare: bool = False) -> FetchedValues:
+    def fetch(
+        self, mesh: TensorMesh, obj: object, rank: int, why: str = "fetch", compare: bool = False
+    ) -> FetchedValues:
         """Return a future of the values of all handles in `obj`, on one rank of their mesh.
 
         Args:
@@ -521,14 +523,14 @@ class TensorEngine:
         kind = ComparedValues if compare else FetchedValues
         return kind(self, mesh, call, flat, tree, positions, rank, why)
 
-    def ask(self, mesh: TensorMesh, function: Any, *values: Any) -> list[Any]:
+    def ask(self, mesh: TensorMesh, function: object, *values: object) -> list[Any]:
         """Call a function on the ranks with their values, in order with the stream.
 
         Return the answers in rank order.
         """
         return list(self.answer(mesh, self.ask_later(mesh, function, *values)).values())
 
-    def ask_later(self, mesh: TensorMesh, function: Any, *values: Any) -> Any:
+    def ask_later(self, mesh: TensorMesh, function: object, *values: object) -> Any:
         """Do the same as `ask` without waiting. Return a call for `answer`."""
         if self.recording is not None:
             self.recording.stop("it asks the ranks for something")
@@ -542,14 +544,24 @@ class TensorEngine:
             return mesh.workers.ask.call(*self._take(mesh), called, numbers)
 
     def call_and_fetch(
-        self, mesh: TensorMesh, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rank: int
+        self,
+        mesh: TensorMesh,
+        function: Callable[..., object],
+        args: tuple[Any, ...],
+        kwargs: dict[str, object],
+        rank: int,
     ) -> FetchedValues:
         """Call a function on the ranks, in order with the stream. Return a future of the result of one rank."""
         call = self.call_on_ranks(mesh, function, args, kwargs, rank)
         return FetchedValues.of_call(mesh, call, rank, "call_on_shard_and_fetch")
 
     def call_on_ranks(
-        self, mesh: TensorMesh, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rank: int
+        self,
+        mesh: TensorMesh,
+        function: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        rank: int,
     ) -> Any:
         """Call a function on the ranks. Return a call for `answer`. If `rank` is -1, all ranks send their results."""
         if self.recording is not None:
@@ -611,7 +623,7 @@ class TensorEngine:
         kind = NonFiniteError if failed.nonfinite else RemoteException
         return kind(rank, issued, failed.text, mesh.name)
 
-    def run_and_describe(self, mesh: TensorMesh, func: Any, args: Any, kwargs: Any) -> Any:
+    def run_and_describe(self, mesh: TensorMesh, func: Any, args: Any, kwargs: object) -> Any:
         """Run an operation whose result shapes are known only on the ranks.
 
         Return handles, and results that are not tensors.
@@ -665,7 +677,7 @@ def _first_failure(error: ActorError) -> FailedValue | None:
     return next((e.failed for e in told if isinstance(e, OperationFailed)), None)
 
 
-def handles_in(obj: Any) -> list[Tensor]:
+def handles_in(obj: object) -> list[Tensor]:
     """Return all handles in nested lists, tuples and dicts, including handles of objects on the ranks."""
     return [handle for x in tree_flatten(obj)[0] if (handle := handle_of(x)) is not None]
 

@@ -27,7 +27,7 @@ class FetchedValues:
         engine: TensorEngine,
         mesh: TensorMesh,
         call: Any,
-        flat: list[Any],
+        flat: list[object],
         tree: Any,
         positions: list[int],
         rank: int,
@@ -44,7 +44,7 @@ class FetchedValues:
         self._counted = not why
 
     @classmethod
-    def of_call(cls, mesh: TensorMesh, call: Any, rank: int, why: str) -> FetchedValues:
+    def of_call(cls, mesh: TensorMesh, call: object, rank: int, why: str) -> FetchedValues:
         """Create the future of the result of a function that was called on the ranks."""
         return cls(mesh.engine, mesh, call, [None], tree_flatten(0)[1], [0], rank, why)
 
@@ -93,7 +93,7 @@ class FetchedValues:
 class ComparedValues(FetchedValues):
     """Values of one rank that the program uses for all ranks. A warning names a rank whose values differ."""
 
-    def _found(self, answers: list[Any]) -> Any:
+    def _found(self, answers: list[Any]) -> object:
         mine = [digest(value) for value in answers[self._rank]]
         others = [rank for rank, theirs in enumerate(answers) if rank != self._rank and theirs != mine]
         file, line = frames.program_line()
@@ -118,5 +118,5 @@ class FetchedMesh(FetchedValues):
     def __init__(self, mesh: TensorMesh, call: Any, why: str) -> None:
         super().__init__(mesh.engine, mesh, call, [], None, [], 0, why)
 
-    def _found(self, answers: list[Any]) -> Any:
+    def _found(self, answers: list[Any]) -> object:
         return ValueMesh(self._mesh.procs.extent, [value for (value,) in answers])

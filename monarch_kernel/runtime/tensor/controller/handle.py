@@ -80,8 +80,8 @@ class Tensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(  # torch's stub has other names
-        cls, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        cls, func: OpOverload, types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
         mesh = mesh_among(args) or mesh_among(tuple((kwargs or {}).values()))
         assert mesh is not None  # torch calls this only if an argument is one of these handles
         return mesh.dispatch(func, args, kwargs)
@@ -90,7 +90,7 @@ class Tensor(torch.Tensor):
     def __tensor_flatten__(self) -> Any:
         raise NotImplementedError("a tensor on a mesh cannot be flattened into local tensors: fetch it first")
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: object = None) -> str:
         return self._spec.mesh.describe(self)
 
     def _repr_html_(self) -> str:
@@ -247,7 +247,7 @@ class Tensor(torch.Tensor):
         """The `Mesh` that a sharded tensor is on."""
         return self._spec.mesh.sharded_values("device_mesh").device_mesh(self)
 
-    def redistribute(self, sharding_spec: Any = None, *, placements: Any = None) -> Tensor:
+    def redistribute(self, sharding_spec: object = None, *, placements: object = None) -> Tensor:
         """Change the layout of a sharded tensor. The layout is specified as for `distribute`; gradients pass."""
         values = self._spec.mesh.sharded_values("redistribute()")
         return values.redistribute(self, sharding_spec if placements is None else placements)
@@ -322,11 +322,11 @@ class Tensor(torch.Tensor):
         _data.__set__(self, value)
         self._spec, self._owner, self._constant = value._spec, value._owner, value._constant
 
-    def cuda(self, *args: Any, **kwargs: Any) -> Tensor:
+    def cuda(self, *args: object, **kwargs: object) -> Tensor:
         """Return the tensor itself: the ranks determine its device."""
         return self
 
-    def to(self, *args: Any, **kwargs: Any) -> Any:
+    def to(self, *args: object, **kwargs: Any) -> Any:
         """Implement `torch.Tensor.to`. A device argument means the device of each rank."""
         kept = {name: kwargs[name] for name in ("dtype", "copy", "memory_format") if kwargs.get(name)}
         for x in args:
@@ -344,10 +344,10 @@ class Tensor(torch.Tensor):
         """Refuse: the memory is on the ranks."""
         raise RuntimeError(f"share_memory_(): the memory of {self!r} is on its ranks")
 
-    def __dlpack__(self, **_: Any) -> Any:
+    def __dlpack__(self, **_: object) -> object:
         raise BufferError(f"{self!r} has no memory here: take its value first (inspect(t), t.full_tensor())")
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> object:
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:
@@ -367,7 +367,7 @@ class Tensor(torch.Tensor):
         self._spec.mesh.copied(self, made)
         return made
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> object:
         return self._spec.mesh.reduce_handle(self)
 
 
@@ -445,7 +445,7 @@ def make_handle(spec: Spec, held: ValueOwner) -> Tensor:
     return made
 
 
-def handle_of(x: Any) -> Tensor | None:
+def handle_of(x: object) -> Tensor | None:
     """Return the handle that an argument is or wraps; None for any other object."""
     return x if type(x) is Tensor else x.key if isinstance(x, OpaqueRef) else None
 

@@ -138,7 +138,7 @@ COMPOSED = -2
 _fake_log = logging.getLogger("torch._subclasses.fake_tensor")
 
 
-def operation_name(func: Any) -> str:
+def operation_name(func: object) -> str:
     """Return the name of an operation, like ``aten::add.Tensor``.
 
     Raises:
@@ -149,7 +149,7 @@ def operation_name(func: Any) -> str:
     return f"{func._schema.name}.{func._overloadname or 'default'}"
 
 
-def mutated(func: Any, args: Any, kwargs: Any, ins: list[Tensor]) -> tuple[int, ...]:
+def mutated(func: object, args: Any, kwargs: Any, ins: list[Tensor]) -> tuple[int, ...]:
     """Return the positions of the inputs that the operation writes, according to its schema."""
     return tuple(i for x in written(func, args, kwargs) for i, a in enumerate(ins) if a is x)
 

@@ -93,7 +93,7 @@ class TensorMesh:
         self.sharded = sharded
         self.specs: dict[tuple[Any, ...], Spec] = {}
         self.signatures: dict[Any, Signature] = {}
-        self._functions: list[Any] = []  # kept because keys contain their identities
+        self._functions: list[object] = []  # kept because keys contain their identities
         self.dead: list[int] = []
         self.composed: dict[Any, Callable[..., Any]] = {}
 
@@ -137,7 +137,7 @@ class TensorMesh:
             TypeError: it cannot run on ranks.
             Exception: the error of torch for these shapes, dtypes and arguments, as for a local operation.
         """
-        key: list[Any] = [id(func)]  # the hash of an operation is a function in Python
+        key: list[object] = [id(func)]  # the hash of an operation is a function in Python
         ins: list[Tensor] = []
         floats: list[float] = []
         for a in args:
@@ -261,7 +261,7 @@ class TensorMesh:
 
     def _results(self, signature: Signature, ins: list[Tensor], record: list[int], place: frames.Frames) -> list[Any]:
         engine = self.engine
-        results: list[Any] = []
+        results: list[object] = []
         for k, out in enumerate(signature.outs or ()):
             if isinstance(out, Spec):
                 number = engine.next_value
@@ -275,7 +275,7 @@ class TensorMesh:
                 results.append(None if out is None else ins[out])
         return results
 
-    def _key_of_list(self, items: Any, key: list[Any], ins: list[Tensor], floats: list[float]) -> bool:
+    def _key_of_list(self, items: Any, key: list[object], ins: list[Tensor], floats: list[float]) -> bool:
         """Add the items of a list to the key. Return whether one of them is a local tensor."""
         key.append(type(items))
         key.append(len(items))
@@ -303,7 +303,7 @@ class TensorMesh:
     # -- its first time -----------------------------------------------------------------------------
 
     def _define(
-        self, key: Any, func: OpOverload, args: Any, kwargs: Any, ins: list[Tensor], fixed_floats: bool = False
+        self, key: object, func: OpOverload, args: object, kwargs: object, ins: list[Tensor], fixed_floats: bool = False
     ) -> Signature:
         self._check_meshes(func, ins)
         if func in SIZED_BY_FLOATS and not fixed_floats:
@@ -314,8 +314,8 @@ class TensorMesh:
         if func is aten._local_scalar_dense.default:
             return self._keep(key, without_record(COMPOSED, Tensor.item))
         flat, tree = tree_flatten((args, kwargs))
-        fakes: list[Any] = []
-        template: list[Any] = []
+        fakes: list[object] = []
+        template: list[object] = []
         tensors, numbers = itertools.count(), itertools.count()
         with self.engine.fake, torch.no_grad(), quiet():
             for x in flat:
@@ -358,7 +358,7 @@ class TensorMesh:
             signature.shared = 0
         return self._keep(key, signature)
 
-    def _sized_by_floats(self, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    def _sized_by_floats(self, func: OpOverload, *args: object, **kwargs: object) -> object:
         """Issue an operation whose floats are part of its signature."""
         args = tuple(float(x) if isinstance(x, torch.SymFloat) else x for x in args)
         key = ("sized by floats", func, *((type(x), x) for x in (*args, *kwargs.items())))
@@ -367,16 +367,16 @@ class TensorMesh:
             signature = self._define(key, func, args, kwargs, [], fixed_floats=True)
         return self.emit(signature, [], [])
 
-    def _keep(self, key: Any, signature: Signature) -> Signature:
+    def _keep(self, key: object, signature: Signature) -> Signature:
         self.signatures[key] = signature
         return signature
 
     def make_signature(
         self,
         label: str,
-        operation: Any,
-        template: Any,
-        out: Any,
+        operation: object,
+        template: object,
+        out: object,
         inputs: list[torch.Tensor],
         mutates: tuple[int, ...] = (),
         *,
@@ -438,7 +438,7 @@ class TensorMesh:
         )
         return signature
 
-    def _check_meshes(self, what: Any, ins: list[Tensor]) -> None:
+    def _check_meshes(self, what: object, ins: list[Tensor]) -> None:
         for a in ins:
             other = a._spec.mesh
             if other is self:
@@ -459,13 +459,13 @@ class TensorMesh:
 
     def call(
         self,
-        function: Any,
-        propagate: Callable[..., Any],
-        *args: Any,
-        key: Any = None,
+        function: Callable[..., object],
+        propagate: Callable[..., object],
+        *args: object,
+        key: object = None,
         meets: bool = False,
         onto: TensorMesh | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Any:
         """Issue a function of the ranks like an operation.
 
@@ -498,9 +498,9 @@ class TensorMesh:
             if onto is None:
                 self._check_meshes(what, ins)
             with _disable_current_modes():
-                fakes: list[Any] = []
+                fakes: list[object] = []
                 inputs: list[torch.Tensor] = []
-                template: list[Any] = []
+                template: list[object] = []
                 tensors, numbers = itertools.count(), itertools.count()
                 with self.engine.fake, quiet():
                     for k, x in enumerate(flat):
@@ -553,7 +553,7 @@ class TensorMesh:
         """Replace handles of objects among a result's values by references."""
         return [OpaqueRef.of(x) if kind.opaque else x for (_, kind), x in zip(like.likes, made or ())]
 
-    def propagated(self, propagate: Callable[..., Any], arguments: Any) -> ResultLike:
+    def propagated(self, propagate: Callable[..., object], arguments: object) -> ResultLike:
         """Return the form of the result for ``(args, kwargs)`` according to `propagate`."""
         with _disable_current_modes(), self.engine.fake, torch.no_grad(), quiet():
             args, kwargs = tree_map(_fake_of, arguments)
@@ -601,10 +601,10 @@ class TensorMesh:
 
     # -- local tensors ------------------------------------------------------------------------------
 
-    def _lifted(self, func: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _lifted(self, func: OpOverload, args: tuple[object, ...], kwargs: object) -> tuple[object, object]:
         """Move local tensors among arguments to the mesh, where this cannot be a mistake."""
 
-        def lift(x: Any) -> Any:
+        def lift(x: Any) -> object:
             if not isinstance(x, torch.Tensor) or type(x) is Tensor:
                 return x
             if func is aten.lift_fresh.default or x.dim() == 0 or (func is aten.copy_.default and x is args[1]):
@@ -643,7 +643,7 @@ class TensorMesh:
         """Wait for the value of the first rank, or on a sharded mesh for the whole value. Return it."""
         return self.engine.fetch(self, handle, 0, why, compare=not self.sharded and len(self.ranks) > 1).get()
 
-    def _of_unknown_size(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
+    def _of_unknown_size(self, func: OpOverload, args: object, kwargs: object) -> object:
         """Run an operation whose shapes depend on values. The ranks run it and report the shapes."""
         self.engine.plan.synchronised(operation_name(func).split("::")[-1])
         return self.engine.run_and_describe(self, func, args, kwargs)
@@ -712,7 +712,7 @@ def _part_of_key(x: object) -> object:
     return type(x), x
 
 
-def without_record(number: int, answer: Any) -> Signature:
+def without_record(number: int, answer: object) -> Signature:
     """Create a signature unknown to ranks: an answer, or (COMPOSED) a function that issues other operations."""
     signature = Signature()
     signature.number, signature.answer = number, answer

@@ -154,7 +154,9 @@ class WorldGroup:
         self._formed = False
 
 
-def everywhere(engine: TensorEngine, function: Any, *args: object, timeout: float | None = None) -> list[Any]:
+def everywhere(
+    engine: TensorEngine, function: Callable[..., object], *args: object, timeout: float | None = None
+) -> list[Any]:
     """Call a function on all ranks of the engine's world, in order with the main stream.
 
     Return the answers in rank order.

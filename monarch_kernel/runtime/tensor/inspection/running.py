@@ -19,7 +19,7 @@ from monarch_kernel import programs
 _engines: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
-def add_engine(key: str, engine: Any) -> None:
+def add_engine(key: str, engine: object) -> None:
     """Register an engine for tools, under its key on the ranks."""
     _engines[key] = engine
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -86,7 +85,7 @@ def _result(label: str, ended: EndedCall) -> object:
     return ended.result
 
 
-def lent_value(engine: str, token: int, index: int, requires_grad: bool | None = None) -> Any:
+def lent_value(engine: str, token: int, index: int, requires_grad: bool | None = None) -> object:
     """Return one of the values of a call, when the stream has reached it. Taking the last value ends the loan.
 
     Args:

@@ -116,7 +116,7 @@ class WithGroups:
         self.__name__: str = getattr(function, "__name__", str(function))
         self._function = function
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Call the function. If it fails here, no other rank waits for this one."""
         flat, tree = tree_flatten((args, kwargs))
         failed = next((x for x in flat if isinstance(x, FailedValue)), None)
@@ -153,11 +153,11 @@ def group_of(stream: int, ranks: tuple[int, ...]) -> Any:
         raise RuntimeError(f"no process group of ranks {ranks} has been made in this process") from None
 
 
-def _groups() -> dict[tuple[int, tuple[int, ...]], Any]:
+def _groups() -> dict[tuple[int, tuple[int, ...]], object]:
     return here().store.extras.setdefault(_NAME, {})
 
 
-def refuse_failed(*values: Any) -> None:
+def refuse_failed(*values: object) -> None:
     """Raise if a value is a failure. The executor then calls again with zeros in its place."""
     for value in values:
         if isinstance(value, FailedValue):

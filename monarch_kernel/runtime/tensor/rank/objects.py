@@ -5,12 +5,15 @@ from __future__ import annotations
 import builtins
 import importlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from monarch_kernel.runtime.tensor.controller.opaque_ref import OpaqueRef
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # Describe results of functions of the ranks that are nested, or contain more than tensors.
 
@@ -23,7 +26,7 @@ class ValueLike(NamedTuple):
     dtype: torch.dtype
     opaque: bool = False
 
-    def fits(self, value: Any) -> bool:
+    def fits(self, value: object) -> bool:
         """Return whether a value matches."""
         if self.opaque:
             return isinstance(value, OpaqueRef)
@@ -50,10 +53,10 @@ class ResultLike:
         key: equal for results of the same form.
     """
 
-    def __init__(self, result: Any) -> None:
+    def __init__(self, result: object) -> None:
         """Describe a result. It may contain descriptions in place of values."""
         leaves, self.tree = tree_flatten(description(result), is_leaf=_is_like)
-        self.leaves: list[Any] = leaves
+        self.leaves: list[object] = leaves
         self.likes = tuple((k, x) for k, x in enumerate(leaves) if _is_like(x))
         self.key = self.tree, tuple(_part(x) for x in leaves)
 
@@ -65,14 +68,14 @@ class ResultLike:
         """Create a result of this form with fake tensors."""
         return self.filled([OpaqueRef() if like.opaque else like.fake() for _, like in self.likes])
 
-    def filled(self, values: Any) -> object:
+    def filled(self, values: Sequence[object]) -> object:
         """Return the result with these values in place of the values that stay on the ranks."""
         leaves = list(self.leaves)
         for (position, _), value in zip(self.likes, values):
             leaves[position] = value
         return tree_unflatten(leaves, self.tree)
 
-    def taken(self, label: str, result: Any) -> list[Any]:
+    def taken(self, label: str, result: object) -> list[Any]:
         """Return the values of a result that stay on the ranks.
 
         Raises:
@@ -102,16 +105,16 @@ class FlatResult:
         self._function = function
         self._like = like
 
-    def __call__(self, *args: Any, **kwargs: Any) -> list[object]:
+    def __call__(self, *args: object, **kwargs: object) -> list[object]:
         return self._like.taken(self.__name__, self._function(*args, **kwargs))
 
 
-def description(result: Any) -> Any:
+def description(result: object) -> object:
     """Return a result with descriptions in place of the values that stay on the ranks."""
     return tree_map(_described, result, is_leaf=_is_like)
 
 
-def detached(result: Any) -> Any:
+def detached(result: object) -> Any:
     """Return a result with its tensors detached."""
     return tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, result)
 
@@ -123,7 +126,7 @@ def is_plain(result: Any) -> bool:
     return result is None or isinstance(result, torch.Tensor)
 
 
-def part_of_key(x: Any) -> object:
+def part_of_key(x: object) -> object:
     """Return the properties of an argument or constant that determine results.
 
     These are shape and dtype of a tensor, and type and value of anything else.
@@ -133,7 +136,7 @@ def part_of_key(x: Any) -> object:
     return _part(x)
 
 
-def _part(x: Any) -> object:
+def _part(x: object) -> object:
     try:
         hash(x)
     except TypeError:
@@ -141,7 +144,7 @@ def _part(x: Any) -> object:
     return type(x), x
 
 
-def _rebuilt(result: Any) -> ResultLike:
+def _rebuilt(result: object) -> ResultLike:
     return ResultLike(result)
 
 
@@ -149,7 +152,7 @@ def _is_like(x: object) -> bool:
     return type(x) is ValueLike
 
 
-def _described(x: Any) -> object:
+def _described(x: object) -> object:
     if isinstance(x, torch.Tensor):
         return ValueLike(tuple(x.shape), x.stride(), x.dtype)
     return OBJECT if isinstance(x, OpaqueRef) else x
@@ -169,7 +172,7 @@ class NamedFunction:
         self.module, self.name = module or "builtins", rest
         self.__name__ = name
 
-    def __call__(self, *args: Any, **kwargs: Any) -> object:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Call the function."""
         return getattr(importlib.import_module(self.module), self.name)(*args, **kwargs)
 
@@ -177,11 +180,11 @@ class NamedFunction:
 class Construct:
     """A function of the ranks that creates an object and returns a reference to it."""
 
-    def __init__(self, constructor: Callable[..., Any]) -> None:
+    def __init__(self, constructor: Callable[..., object]) -> None:
         self.__name__ = f"constructor of {getattr(constructor, '__name__', constructor)}"
         self._constructor = constructor
 
-    def __call__(self, *args: Any, **kwargs: Any) -> OpaqueRef:
+    def __call__(self, *args: object, **kwargs: object) -> OpaqueRef:
         """Return the reference, which has the object."""
         return OpaqueRef(self._constructor(*args, **kwargs))
 
@@ -193,7 +196,7 @@ class WithoutResult:
         self.__name__: str = getattr(function, "__name__", str(function))
         self._function = function
 
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
+    def __call__(self, *args: object, **kwargs: object) -> None:
         """Call the function."""
         self._function(*args, **kwargs)
 
@@ -205,7 +208,7 @@ class CallMethod:
         self.__name__ = method or "__call__"
         self._method = method
 
-    def __call__(self, ref: OpaqueRef, *args: Any, **kwargs: Any) -> object:
+    def __call__(self, ref: OpaqueRef, *args: object, **kwargs: object) -> object:
         """Return the result of the method."""
         function = getattr(ref.value, self._method) if self._method else ref.value
         return detached(function(*args, **kwargs))
@@ -251,7 +254,9 @@ class _ForwardPass(NamedTuple):
     results: list[torch.Tensor]
 
 
-def forward(ref: OpaqueRef, learning: tuple[int, ...], args: Any, kwargs: Any) -> tuple[Any, OpaqueRef]:
+def forward(
+    ref: OpaqueRef, learning: tuple[int, ...], args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[Any, OpaqueRef]:
     """Call a module and keep the data for a later backward pass.
 
     Args:
@@ -279,7 +284,7 @@ class ApplyFunction:
         self.__name__ = function.__name__
         self._function = function
 
-    def __call__(self, learning: tuple[int, ...], *args: Any) -> tuple[object, OpaqueRef]:
+    def __call__(self, learning: tuple[int, ...], *args: object) -> tuple[object, OpaqueRef]:
         """Return the result of the function, and the forward pass.
 
         Args:
@@ -289,7 +294,7 @@ class ApplyFunction:
         for k in learning:
             inputs[k].requires_grad_()
         with torch.set_grad_enabled(bool(learning)):
-            result: Any = self._function.apply(*inputs)
+            result = self._function.apply(*inputs)
         found = [x for x in tree_flatten(result)[0] if isinstance(x, torch.Tensor)]
         return detached(result), OpaqueRef(_ForwardPass([inputs[k] for k in learning], found))
 

@@ -19,7 +19,7 @@ class PipeClosed(Exception):
     """The other side has closed the pipe."""
 
 
-def packed(kind: int, value: Any = None) -> list[Any]:
+def packed(kind: int, value: Any = None) -> list[object]:
     """Encode a message in pieces."""
     body, buffers = dumps(value)
     pieces = body if isinstance(body, list) else [body]

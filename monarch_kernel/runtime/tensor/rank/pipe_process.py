@@ -48,10 +48,10 @@ class ProcessPipe:
     def __init__(self, ranks: dict[str, int], sizes: dict[str, int], max_messages: int) -> None:
         self.ranks = ranks
         self.sizes = sizes
-        self._out: queue.Queue[list[Any] | None] = queue.Queue(max(1, max_messages))
+        self._out: queue.Queue[list[object] | None] = queue.Queue(max(1, max_messages))
         self._in: queue.SimpleQueue[tuple[int, bytearray, tuple[int, ...]]] = queue.SimpleQueue()
 
-    def send(self, obj: Any) -> None:
+    def send(self, obj: object) -> None:
         """Send a value to the program's `recv`. Blocks while `max_messages` values are pending."""
         self._out.put(packed(VALUE, obj))
 

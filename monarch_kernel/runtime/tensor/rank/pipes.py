@@ -41,7 +41,7 @@ GRACE = 3.0
 class PipeEnd:
     """The process of a generator and the connection to it. The executor of one stream uses it."""
 
-    def __init__(self, place: PipeMesh, function: str | bytes, arguments: Any) -> None:
+    def __init__(self, place: PipeMesh, function: str | bytes, arguments: object) -> None:
         self._name = place.name
         self._taken = 0
         self._over: str | None = None  # the reason why nothing more can be received
@@ -92,7 +92,7 @@ class PipeEnd:
                 assert kind in (END, FAILED), kind
         raise RuntimeError(self._over)
 
-    def send(self, value: Any) -> None:
+    def send(self, value: object) -> None:
         """Send a value to the generator. A failure is raised by the generator's `recv`.
 
         Raises:
@@ -103,7 +103,7 @@ class PipeEnd:
         else:
             self._send(VALUE, value)
 
-    def _send(self, kind: int, value: Any) -> None:
+    def _send(self, kind: int, value: object) -> None:
         try:
             send(self._link, packed(kind, value), self._wait)
         except PipeClosed:
@@ -151,7 +151,7 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
 # -- what the controller calls ----------------------------------------------------------------------
 
 
-def opened(payload: torch.Tensor, *values: Any) -> PipeEnd:
+def opened(payload: torch.Tensor, *values: object) -> PipeEnd:
     """Start the generator's process."""
     refuse_failed(payload, *values)
     place, function, template = _unpacked(payload)
@@ -188,7 +188,7 @@ def received(end: Any, like: PipeYield) -> list[torch.Tensor]:
     return tensors
 
 
-def closed(end: Any) -> None:
+def closed(end: object) -> None:
     """End the generator's process."""
     if isinstance(end, PipeEnd):
         end.close()
@@ -198,5 +198,5 @@ def _unpacked(payload: torch.Tensor) -> Any:
     return cloudpickle.loads(payload.cpu().numpy().tobytes())
 
 
-def _filled(template: Any, values: tuple[Any, ...]) -> Any:
+def _filled(template: Any, values: tuple[Any, ...]) -> object:
     return tree_map(lambda x: values[x.index].cpu() if type(x) is TensorSlot else x, template)

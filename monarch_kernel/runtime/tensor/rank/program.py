@@ -96,8 +96,8 @@ def compiled(definition: Definition, wrap: Callable[[Any, Definition], Any] | No
     return program
 
 
-def _with_grad(operation: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
+def _with_grad(operation: Callable[..., object]) -> Callable[..., object]:
+    def run(*args: object, **kwargs: object) -> Any:
         with torch.enable_grad():
             return operation(*args, **kwargs)
 
@@ -109,7 +109,7 @@ def compiled_source(source: str) -> CodeType:
     return compile(source, "<monarch operation>", "exec")
 
 
-def _not_yet(V: Any, L: Any, i: int, F: Any) -> None:  # noqa: N803
+def _not_yet(V: object, L: object, i: int, F: object) -> None:  # noqa: N803
     raise AssertionError("a program is run before it is compiled")
 
 
@@ -122,7 +122,7 @@ def operation_of(operation: str | bytes) -> Any:
     return getattr(getattr(getattr(torch.ops, space), packet), overload)
 
 
-def bare(operation: Any) -> Any:
+def bare(operation: object) -> Any:
     """Return the function that an operation of torch calls, without the Python wrapper.
 
     Return anything else unchanged.
@@ -130,7 +130,7 @@ def bare(operation: Any) -> Any:
     return operation._op if type(operation) is torch._ops.OpOverload else operation
 
 
-def written(operation: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+def written(operation: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[object]:
     """Return the arguments that an operation writes, according to its schema, including items of lists.
 
     Functions that are not operations write none.
@@ -145,11 +145,11 @@ def written(operation: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def arguments(
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
+    args: Sequence[object],
+    kwargs: dict[str, object],
     tensor: Callable[[int], str],
     number: Callable[[int], str],
-    names: dict[str, Any],
+    names: dict[str, object],
 ) -> str:
     """Return the source of a call's arguments. Objects without a literal form get a name in `names`."""
 

@@ -219,7 +219,7 @@ class RecordedProgram(Program):
 
     def fail(
         self,
-        V: dict[int, Any],  # noqa: N803
+        V: dict[int, object],  # noqa: N803
         record: list[int],
         F: list[float],  # noqa: N803
         error: BaseException,
@@ -429,8 +429,8 @@ class NanCheck:
     def check(
         self,
         label: str,
-        ins: list[Any],
-        made: list[Any],
+        ins: list[object],
+        made: list[object],
         literals: Sequence[float] = (),
         written: Mapping[int, tuple[bool, bool] | None] = MappingProxyType({}),
     ) -> None:
@@ -450,7 +450,7 @@ class NanCheck:
                     self.found = FailedValue(self._at(), self._rank, text, steps=self._steps, nonfinite=True)
                     return
 
-    def _run_step(self, program: Program, values: Any, step: list[int], floats: list[float], number: int) -> None:
+    def _run_step(self, program: Program, values: object, step: list[int], floats: list[float], number: int) -> None:
         """Run a step of a recorded sequence, and check its results."""
         self._steps = (*self._steps, number)
         try:
@@ -520,7 +520,7 @@ def _told(value: object) -> str:
     return f"{' and '.join(parts)} among {size:,} element{'s' * (size != 1)}{part}{where}"
 
 
-def _inputs(ins: list[Any], written: Sequence[int], literals: Sequence[float]) -> str:
+def _inputs(ins: list[object], written: Sequence[int], literals: Sequence[float]) -> str:
     told = [
         f"{_kind(x)}, written in place" if k in written else _input(x)
         for k, x in enumerate(ins)
@@ -744,7 +744,7 @@ class TensorExecutor(StreamState, Actor):
         return [digest(v) for v in whole] if compare else None
 
     @endpoint
-    def ask(self, ints: bytes, floats: bytes, record: int, function: bytes, values: list[Any]) -> Any:
+    def ask(self, ints: bytes, floats: bytes, record: int, function: bytes, values: list[object]) -> Any:
         """Return the result of a function of values of this rank."""
         self._run(ints, floats, record)
         with torch.no_grad():
@@ -757,7 +757,7 @@ class TensorExecutor(StreamState, Actor):
         Return its result if `rank` is this rank (-1: every rank).
         """
         self._run(ints, floats, record)
-        inputs: list[Any] = []
+        inputs: list[object] = []
         self.at = self.record
         try:
             inputs += [self.value(number) for number in values]
@@ -773,7 +773,7 @@ class TensorExecutor(StreamState, Actor):
             self.record += 1
         return [tree_map(_to_send, result)] if rank in (self.rank, -1) else None
 
-    def _failed_alone(self, error: BaseException, inputs: list[Any]) -> OperationFailed:
+    def _failed_alone(self, error: BaseException, inputs: list[object]) -> OperationFailed:
         """Return the error for an answer that fails here, and free ranks that wait for this one in it."""
         failed = FailedValue(self.record, self.rank, _text(error))
         if self.store.report is not None and any(type(x) is not torch.Tensor for x in inputs):
@@ -922,7 +922,7 @@ def _broken(definition: Definition, error: Exception) -> Program:
     """Return a program that raises the error of its compilation. On the rank, it counts as a failed operation."""
     text = f"{definition.label} cannot run on this rank: {type(error).__name__}: {error}"
 
-    def run(V: Any, L: Any, i: int, F: Any) -> None:  # noqa: N803
+    def run(V: object, L: object, i: int, F: object) -> None:  # noqa: N803
         raise RuntimeError(text)
 
     return Program(run, definition, run)

@@ -34,6 +34,8 @@ from monarch_kernel.runtime.tensor.replay.recorder import ReplayRecorder, TakenO
 from monarch_kernel.runtime.tensor.wire import Definition, FloatSlot, Recorded, TensorSlot
 
 if TYPE_CHECKING:
+    from torch.utils._pytree import TreeSpec
+
     from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 
 # Repeat one run of a function with a few records and some assignments: `Recording`.
@@ -283,7 +285,7 @@ class Recording:
         gradient: Gradient | None,
         effects: list[Effect],
         results: list[tuple[Any, ...]],
-        tree: Any,
+        tree: TreeSpec,
     ) -> None:
         self.state = state
         self.followed = frozenset(followed)
@@ -399,7 +401,7 @@ class _Replayed(torch.autograd.Function):
     """A replay inside a program that runs a backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, recording: Recording, values: dict[int, Tensor], numbers: Any, *inputs: Any) -> Any:
+    def forward(ctx: Any, recording: Recording, values: dict[int, Tensor], numbers: Any, *inputs: object) -> Any:
         gradient = recording._gradient
         assert gradient is not None
         recording.send(values, numbers)
@@ -409,7 +411,7 @@ class _Replayed(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Any) -> object:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch's way
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> object:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch's way
         gradient: Gradient = ctx.gradient
         values = dict(ctx.saved)
         values.update(zip(gradient.incoming, gradients))
@@ -485,7 +487,7 @@ class Compiled:
     def __repr__(self) -> str:
         return f"<compiled {getattr(self._function, '__qualname__', self._function)}>"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         if self.given_up or TensorEngine.recording is not None:  # inside another recording, it is a part of that one
             return self._function(*args, **kwargs)
         if kwargs or any(type(x) is not Tensor and not is_constant(x) for x in args):
@@ -536,10 +538,17 @@ class Compiled:
 
     # -- recording ----------------------------------------------------------------------------------
 
-    def _record(self, kind: _Kind, args: Any, kwargs: Any, flat: list[Any], tensors: list[Tensor]) -> Any:
+    def _record(
+        self,
+        kind: _Kind,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        flat: list[object],
+        tensors: list[Tensor],
+    ) -> object:
         for prepare in TensorEngine.before_recording:
             prepare()
-        roots: list[tuple[Any, str]] = [(self._function, getattr(self._function, "__name__", "it"))]
+        roots: list[tuple[object, str]] = [(self._function, getattr(self._function, "__name__", "it"))]
         roots += ((x, "an argument") for x in flat if type(x) is not Tensor and not is_constant(x))
         state = ReachableState(roots)
         places = state.tensors()
@@ -609,7 +618,7 @@ class Compiled:
     ) -> dict[int, tuple[str, Any]]:
         """Return where a replay finds each captured value."""
         positions = {x._owner.id: k for k, x in reversed(list(enumerate(tensors)))}
-        sources: dict[int, tuple[str, Any]] = {}
+        sources: dict[int, tuple[str, object]] = {}
         for number, handle in captured.items():
             if number in positions:
                 sources[number] = ("argument", positions[number])
@@ -642,7 +651,7 @@ class Compiled:
         return segments_of(recorder.taken[:forward], captured, wanted, label, self._backend), gradient
 
     def _backward(
-        self, recorder: ReplayRecorder, results: list[Any], captured: dict[int, Tensor], tensors: list[Tensor]
+        self, recorder: ReplayRecorder, results: list[object], captured: dict[int, Tensor], tensors: list[Tensor]
     ) -> tuple[list[int], list[int], list[int], list[int | None]] | None:
         """Record the backward pass of a function whose results require gradients. Its own effects are undone."""
         if not torch.is_grad_enabled():
@@ -700,7 +709,7 @@ def _plain_again(state: ReachableState) -> dict[tuple[int, int], FollowedFloat]:
     return left
 
 
-def _unfollowed(result: Any) -> Any:
+def _unfollowed(result: object) -> object:
     return tree_map(lambda x: x.node.value if isinstance(x, FollowedFloat) else x, result)
 
 

@@ -171,7 +171,7 @@ class FollowedFloat(torch.SymFloat):
         return FollowedFloat(node.program.number(float.__abs__(node.value), f"abs({node.variable})"))
 
 
-def _operand(x: object) -> tuple[Any, str] | None:
+def _operand(x: object) -> tuple[object, str] | None:
     """Return the value and source of an operand; None if it is not a number."""
     if isinstance(x, torch.SymFloat) and isinstance(x.node, FollowedNode):
         return x.node.value, x.node.variable
@@ -181,10 +181,10 @@ def _operand(x: object) -> tuple[Any, str] | None:
     return None
 
 
-def _binary(symbol: str, reflected: bool) -> Callable[..., Any]:
+def _binary(symbol: str, reflected: bool) -> Callable[..., object]:
     compute = _OPERATORS[symbol]
 
-    def method(self: FollowedFloat, other: Any) -> Any:
+    def method(self: FollowedFloat, other: object) -> object:
         operand = _operand(other)
         if operand is None:
             return NotImplemented
@@ -199,7 +199,7 @@ def _binary(symbol: str, reflected: bool) -> Callable[..., Any]:
 def _comparison(symbol: str) -> Callable[..., object]:
     compute = _COMPARISONS[symbol]
 
-    def method(self: FollowedFloat, other: Any) -> Any:
+    def method(self: FollowedFloat, other: object) -> object:
         operand = _operand(other)
         if operand is None:
             return NotImplemented

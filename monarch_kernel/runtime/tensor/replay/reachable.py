@@ -322,7 +322,7 @@ class ReachableState:
         else:
             self._object(value, path, names)
 
-    def _tensor(self, tensor: Any, path: str) -> None:
+    def _tensor(self, tensor: torch.Tensor, path: str) -> None:
         if type(tensor) is not Tensor:
             self.locals.append((tensor, tensor._version))
         elif tensor.requires_grad and tensor.is_leaf:
@@ -382,7 +382,7 @@ class ReachableState:
                 names = [name for name, item in space.items() if _tells(name, item)]
                 self._names(space, names, f"{base.__name__}.", frozenset())
 
-    def _object(self, value: Any, path: str, names: frozenset[str]) -> None:
+    def _object(self, value: object, path: str, names: frozenset[str]) -> None:
         within = getattr(value, "__wrapped__", None)
         if isinstance(within, types.FunctionType):
             self._queue.append((within, path, names))
@@ -457,7 +457,7 @@ def _equal(old: object, new: object) -> bool:
     return type(old) is type(new) and is_constant(old) and (old == new or (old != old and new != new))
 
 
-def describe(value: Any) -> str:
+def describe(value: object) -> str:
     """Format a value for an explanation."""
     if isinstance(value, torch.Tensor):
         kind = str(value.dtype).removeprefix("torch.")

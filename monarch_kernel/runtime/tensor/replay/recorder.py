@@ -112,7 +112,9 @@ class ReplayRecorder:
         self.host.require(f"{variable}.item() == {value!r}")
         return value
 
-    def follow(self, operation: Any, signature: Signature, ins: list[Tensor], floats: list[float], result: Any) -> None:
+    def follow(
+        self, operation: object, signature: Signature, ins: list[Tensor], floats: list[float], result: Any
+    ) -> None:
         """Record an operation on known numbers that is about to be computed here."""
         if self._elsewhere():
             return
@@ -124,7 +126,7 @@ class ReplayRecorder:
         sources = iter([self._variable(a) for a in ins])
         reals = iter([x.variable if type(x) is GivenFloat else self.host.name(x) for x in floats])
 
-        def fill(slot: Any) -> Any:
+        def fill(slot: object) -> object:
             if type(slot) is TensorSlot:
                 return _Source(next(sources))
             if type(slot) is FloatSlot:

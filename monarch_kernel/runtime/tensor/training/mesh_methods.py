@@ -63,7 +63,7 @@ class OptimizerState:
             optimizer.state[parameter] = _copied(state)
 
 
-def _copied(values: dict[str, Any]) -> dict[str, Any]:
+def _copied(values: dict[str, object]) -> dict[str, Any]:
     return {
         k: v if type(v) is Tensor else v.clone() if isinstance(v, torch.Tensor) else copy.deepcopy(v)
         for k, v in values.items()
@@ -132,7 +132,7 @@ class Snapshots:
         self.restored: int | None = None
 
     @classmethod
-    def of(cls, mesh: Any) -> Snapshots:
+    def of(cls, mesh: TrainingMethods) -> Snapshots:
         """Return the snapshots of a `Mesh`."""
         target = mesh._target
         found = cls._all.get(target)
@@ -371,7 +371,7 @@ class TrainingMethods:
         """Free the memory of all snapshots on the ranks."""
         Snapshots.of(self).drop()
 
-    def track(self, obj: Any) -> None:
+    def track(self, obj: object) -> None:
         """Include an object of this process with a state in snapshots, such as a scheduler or a data source.
 
         Raises:

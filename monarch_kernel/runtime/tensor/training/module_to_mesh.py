@@ -143,7 +143,7 @@ def _named(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> t
     layouts = TrainingState.layouts
     names: on_ranks.Names = {}
 
-    def add(name: str, handle: Any, layout: Any) -> None:
+    def add(name: str, handle: Any, layout: object) -> None:
         spec = handle._spec
         known = None if layout is None else (layout, tuple(spec.size), spec.stride, spec.dtype)
         names[name] = handle._owner.id, known
@@ -354,7 +354,7 @@ SHARD = "shard"
 
 def module_to_mesh(
     module: torch.nn.Module,
-    mesh: Any,
+    mesh: object,
     plan: Mapping[str, object] | str | None = None,
     *,
     data: str | Sequence[str] | None = None,
@@ -445,7 +445,7 @@ def _layouts(module: torch.nn.Module, plan: object, dims: tuple[str, ...]) -> di
     }
 
 
-def _parameter(parameter: torch.nn.Parameter, mesh: Mesh, spec: Any) -> torch.nn.Parameter:
+def _parameter(parameter: torch.nn.Parameter, mesh: Mesh, spec: object) -> torch.nn.Parameter:
     made = torch.nn.Parameter(mesh.distribute(parameter.detach(), spec), requires_grad=parameter.requires_grad)
     TrainingState.layouts[made] = placements_of(spec, mesh.mesh_dim_names, parameter, mesh.name)
     if made.requires_grad:

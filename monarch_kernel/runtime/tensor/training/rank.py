@@ -29,6 +29,8 @@ from monarch_kernel.runtime.tensor.sharded.rank.layout import of_part
 from monarch_kernel.runtime.tensor.sharded.rank.state import rules
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -183,7 +185,7 @@ def backward(key: int, ran: Ran, gradient: DTensor, *inputs: DTensor) -> list[ob
     return found
 
 
-def call(key: int, function: Any, *args: object) -> Any:
+def call(key: int, function: Callable[..., object], *args: object) -> Any:
     """Call ``function(module, *args)`` on this rank."""
     return function(_built(key).module, *args)
 

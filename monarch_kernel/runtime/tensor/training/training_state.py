@@ -24,7 +24,7 @@ class TrainingState:
 
     _all: ClassVar[weakref.WeakKeyDictionary[Any, TrainingState]] = weakref.WeakKeyDictionary()
     #: The layouts of parameters and buffers when they were moved to their mesh, for creating them again after a loss.
-    layouts: ClassVar[Any] = WeakIdKeyDictionary()
+    layouts: ClassVar[WeakIdKeyDictionary] = WeakIdKeyDictionary()
 
     def __init__(self) -> None:
         self._modules: list[weakref.ref[torch.nn.Module]] = []

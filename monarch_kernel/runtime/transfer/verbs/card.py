@@ -200,7 +200,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @cache
-def pyverbs() -> Any:
+def pyverbs() -> SimpleNamespace:
     """Return pyverbs's classes and enums, by name.
 
     Raises:
@@ -247,7 +247,7 @@ class Card:
         v = pyverbs()
         self._v = v
         self.name = f"{chosen.device}:{chosen.number}"
-        self._open: dict[Any, None] = {}  # in order of creation
+        self._open: dict[object, None] = {}  # in order of creation
         # Reentrant: a weak reference may call back at any point here, and close a region.
         self._guard = threading.RLock()
         self._closed = False

@@ -30,6 +30,8 @@ from monarch_kernel.runtime.tensor.sharded.rank import factories, sharing
 from monarch_kernel.runtime.tensor.wire import OfferedTensor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
     from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 # Create tensors in parts: ``zeros``, ``ones``, ``randn`` and other functions of ``monarch_kernel.distributed``.
 
 
-def zeros(*size: Any, **options: object) -> Tensor:
+def zeros(*size: object, **options: object) -> Tensor:
     """Create a tensor of zeros. Each rank creates its part.
 
     ```python
@@ -61,29 +63,29 @@ def zeros(*size: Any, **options: object) -> Tensor:
     return _filled("zeros", _size(size), 0, torch.get_default_dtype(), options)
 
 
-def ones(*size: Any, **options: object) -> Tensor:
+def ones(*size: object, **options: object) -> Tensor:
     """Create a tensor of ones; see `zeros`."""
     return _filled("ones", _size(size), 1, torch.get_default_dtype(), options)
 
 
-def empty(*size: Any, **options: object) -> Tensor:
+def empty(*size: object, **options: object) -> Tensor:
     """Create an uninitialised tensor; see `zeros`."""
     return _filled("empty", _size(size), None, torch.get_default_dtype(), options)
 
 
-def full(size: Any, fill_value: Any, **options: object) -> Tensor:
+def full(size: object, fill_value: Any, **options: object) -> Tensor:
     """Create a tensor filled with one number, with the dtype that ``torch.full`` selects; see `zeros`."""
     with _disable_current_modes():
         dtype = torch.full((), fill_value).dtype
     return _filled("full", _size((size,)), fill_value, dtype, options)
 
 
-def rand(*size: Any, **options: object) -> Tensor:
+def rand(*size: object, **options: object) -> Tensor:
     """Draw random numbers from [0, 1): the numbers of ``torch.rand`` on one device, in any layout; see `zeros`."""
     return _drawn("rand", _size(size), options)
 
 
-def randn(*size: Any, **options: object) -> Tensor:
+def randn(*size: object, **options: object) -> Tensor:
     """Draw normal random numbers: the numbers of ``torch.randn`` on one device, in any layout; see `zeros`."""
     return _drawn("randn", _size(size), options)
 
@@ -132,7 +134,7 @@ class _New:
                 "redistribute() it"
             )
 
-    def issue(self, function: Any, *rest: Any) -> Tensor:
+    def issue(self, function: Callable[..., object], *rest: Any) -> Tensor:
         """Make the ranks create the tensor: ``function(key of the mesh, placements, *rest)``."""
         size, dtype = self.size, self.dtype
 

@@ -231,7 +231,7 @@ class Mesh(TrainingMethods):
         """Return the mesh itself: the copy of a module is on the same ranks."""
         return self
 
-    def __reduce_ex__(self, protocol: object) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         """Pickle the mesh as an argument of an endpoint of actors on its ranks, which receive torch's `DeviceMesh`."""
         target = self._target
         current_loan(self).ranks_of(target, self)

@@ -96,7 +96,7 @@ def _equal(a: Any, b: Any) -> bool:
     return a.shape == b.shape and bool((a == b).all())
 
 
-def _composed() -> dict[Any, Callable[..., Any]]:
+def _composed() -> dict[object, Callable[..., object]]:
     """Return the replacements of operations that DTensor computes incorrectly, by operation."""
     found: dict[Any, Callable[..., Any]] = dict(get_decompositions(_BY_TORCH))
     found[aten.equal.default] = _equal
@@ -211,7 +211,7 @@ class ShardedMesh(TensorMesh):
         return result
 
     def _define(
-        self, key: object, func: OpOverload, args: Any, kwargs: Any, ins: list[Tensor], fixed_floats: bool = False
+        self, key: object, func: OpOverload, args: Any, kwargs: object, ins: list[Tensor], fixed_floats: bool = False
     ) -> Signature:
         if func not in self.composed:
             parts = _parts_of(func)
@@ -234,7 +234,7 @@ class ShardedMesh(TensorMesh):
             self._random.add(signature.number)
         return signature
 
-    def _new(self, func: OpOverload, *args: Any, **kwargs: Any) -> object:
+    def _new(self, func: OpOverload, *args: object, **kwargs: object) -> object:
         """Implement a torch operation without input tensors, whose result is replicated on every rank."""
         if getattr(kwargs.get("device"), "type", None) == "meta":
             with _disable_current_modes():
@@ -272,10 +272,10 @@ class ShardedMesh(TensorMesh):
         issue.at_one_place = True  # type: ignore[attr-defined]
         return issue
 
-    def _lifted(self, func: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _lifted(self, func: OpOverload, args: Any, kwargs: Any) -> tuple[object, object]:
         theirs = written(func, args, kwargs or {})
 
-        def lift(x: Any) -> Any:
+        def lift(x: object) -> object:
             if not isinstance(x, torch.Tensor) or type(x) is Tensor:
                 return x
             if any(x is w for w in theirs):

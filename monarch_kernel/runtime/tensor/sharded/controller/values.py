@@ -50,7 +50,7 @@ class Handover:
         """Return the instance of an engine."""
         return engine.extras.setdefault("generator", cls())
 
-    def before_draw(self, mesh: Any) -> None:
+    def before_draw(self, mesh: ShardedMesh) -> None:
         """Make the next operation of the mesh draw the numbers of one device. The caller holds the engine's lock."""
         generator, engine = torch.default_generator, mesh.engine
         with _disable_current_modes():
@@ -116,13 +116,13 @@ def placements_of(spec: object, labels: tuple[str, ...], tensor: torch.Tensor, m
             f"sharding_spec={spec!r}: give a list with a name of the mesh's dimensions or None for each dimension of "
             f"the tensor, such as [{labels[0]!r}, None], or placements such as [Shard(0)]"
         )
-    items: list[Any] = list(spec)
+    items: list[object] = list(spec)
     if any(isinstance(item, Placement) for item in items):
         return _by_mesh_dimension(items, labels, tensor, mesh)
     return _by_tensor_dimension(items, labels, tensor, mesh)
 
 
-def _by_mesh_dimension(items: list[Any], labels: tuple[str, ...], tensor: torch.Tensor, mesh: str) -> Placements:
+def _by_mesh_dimension(items: list[object], labels: tuple[str, ...], tensor: torch.Tensor, mesh: str) -> Placements:
     if len(items) != len(labels):
         raise ValueError(
             f"{len(items)} placements for mesh {mesh} of {len(labels)} dimensions ({', '.join(labels)}): "

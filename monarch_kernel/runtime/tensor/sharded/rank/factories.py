@@ -72,7 +72,7 @@ def counted(key: object, placements: Sequence[Placement], dtype: torch.dtype, bo
     return part_of(torch.arange(*bounds, dtype=dtype, device=current_executor.of_rank()), mesh, placements)
 
 
-def made_whole(key: object, name: str, args: Any, kwargs: dict[str, Any], random: bool) -> object:
+def made_whole(key: object, name: str, args: tuple[object, ...], kwargs: dict[str, object], random: bool) -> object:
     """Run a torch operation without tensor arguments. Its result is replicated on every rank."""
     rules = rules_of(here().store.extras)
     mesh = rules.meshes[key]

@@ -104,7 +104,7 @@ def write(x: DTensor, whole: torch.Tensor) -> None:
 # DTensor.
 
 
-def run_whole(op: OpOverload, args: Any, kwargs: Any) -> Any:
+def run_whole(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """Run the operation on whole tensors. Results have the layout of its first sharded input."""
     flat, tree = tree_flatten((list(args), kwargs))
     given = [x for x in flat if isinstance(x, DTensor)]
@@ -123,7 +123,7 @@ def run_whole(op: OpOverload, args: Any, kwargs: Any) -> Any:
         write(x, wholes[id(x)])
     inputs = {id(w) for w in wholes.values()}
 
-    def scattered(result: Any) -> Any:
+    def scattered(result: object) -> object:
         if not isinstance(result, torch.Tensor):
             return result
         original = originals.get(id(result))
@@ -136,7 +136,7 @@ def run_whole(op: OpOverload, args: Any, kwargs: Any) -> Any:
     return tree_map(scattered, out)
 
 
-def run_replicated(op: OpOverload, args: Any, kwargs: Any) -> object:
+def run_replicated(op: OpOverload, args: tuple[object, ...], kwargs: object) -> object:
     """Run an operation whose inputs are all replicated. It runs here as on one device, including views."""
     flat, tree = tree_flatten((list(args), kwargs))
     given = [x for x in flat if isinstance(x, DTensor)]
@@ -144,7 +144,7 @@ def run_replicated(op: OpOverload, args: Any, kwargs: Any) -> object:
     new_args, new_kwargs = tree_unflatten([x._local_tensor if isinstance(x, DTensor) else x for x in flat], tree)
     out = op(*new_args, **new_kwargs)
 
-    def wrapped(result: Any) -> object:
+    def wrapped(result: object) -> object:
         if not isinstance(result, torch.Tensor):
             return result
         return originals[id(result)] if id(result) in originals else replicated(result, given[0].device_mesh)

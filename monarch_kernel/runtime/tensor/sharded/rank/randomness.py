@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
 
 
-aten: Any = torch.ops.aten
+aten: object = torch.ops.aten
 
 #: Operations that fill a tensor and ignore its content.
 _FILL = frozenset(

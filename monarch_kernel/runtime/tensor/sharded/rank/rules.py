@@ -96,7 +96,7 @@ def guarded(name: str, run: Run, fallback: Run) -> Run:
     if fails is None:
         return run
 
-    def guard(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def guard(x: Any, *args: object, **kwargs: object) -> Any:
         return (fallback if fails(x) else run)(x, *args, **kwargs)
 
     return guard
@@ -126,7 +126,7 @@ def leaves_a_rank_empty(x: DTensor) -> bool:
     return False
 
 
-def special_rule(op: Any, name: str, fallback: Run) -> Run | None:
+def special_rule(op: object, name: str, fallback: Run) -> Run | None:
     """Return the rule for an operation; None if there is none.
 
     Args:
@@ -145,7 +145,7 @@ def pointwise_rule(op: Any, name: str, fallback: Run) -> Run | None:
         return None
     writes = op._schema.is_mutable
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: object) -> Any:
         flat, tree = tree_flatten((list(args), kwargs))
         given = [x for x in flat if isinstance(x, DTensor)]
         shape = max((x.shape for x in given), key=len)
@@ -157,7 +157,7 @@ def pointwise_rule(op: Any, name: str, fallback: Run) -> Run | None:
         layout = [Replicate() if p.is_partial() else p for p in template.placements]
         everywhere = [Replicate()] * len(layout)
 
-        def local(x: Any) -> Any:
+        def local(x: object) -> Any:
             if not isinstance(x, DTensor):
                 return x
             wanted = layout if x.dim() or not shape else everywhere
@@ -211,7 +211,7 @@ def _over_dimensions(op: Any, name: str, fallback: Run) -> Run:
     """
     sums = name.startswith("aten::sum")
 
-    def run(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(x: Any, *args: Any, **kwargs: object) -> Any:
         if sums and x.dtype is torch.bool:
             x = x.to(torch.int64)
         if args and args[0] is not None and not args[0]:
@@ -248,7 +248,7 @@ _SIZED = aten_operations(
 )
 
 
-def batched_rule(op: Any, name: str, fallback: Run) -> Run | None:
+def batched_rule(op: object, name: str, fallback: Run) -> Run | None:
     """Return the rule for a batched operation; None for others."""
     if name in _BATCHED:
         return _batched(op, name in _SIZED, fallback)
@@ -278,7 +278,7 @@ def _batched(op: Any, sized: bool, fallback: Run) -> Run:
             args = (*args[:_SIZES_AT], local_size, *args[_SIZES_AT + 1 :])
         out = op(*_locals(args), **_locals(kwargs))
 
-        def wrapped(local: Any) -> Any:
+        def wrapped(local: object) -> object:
             if not isinstance(local, torch.Tensor):
                 return local
             shape = [*first.shape[:_BATCH_DIMENSIONS], *local.shape[_BATCH_DIMENSIONS:]]
@@ -468,7 +468,9 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.ran: list[tuple[Any, Any, Any, Any]] = []
 
-    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
         if DTensor in types:
             return NotImplemented  # DTensor then runs its operations on the parts
         out = func(*args, **(kwargs or {}))
@@ -497,7 +499,7 @@ def direct_rule(op: OpOverload, run: Run, definition: Definition) -> tuple[Run, 
     known = KnownLayouts()
     positional, named = names[: len(args)], names[len(args) :]
 
-    def ask(inputs: Sequence[Any], /, *args: Any, **kwargs: Any) -> Any:
+    def ask(inputs: Sequence[object], /, *args: object, **kwargs: object) -> object:
         if not known.is_due(inputs):
             return run(*args, **kwargs)
         with _Watch() as watch:
@@ -552,7 +554,9 @@ def _is_plain(spec: Any, result: bool = False) -> bool:
     return all(type(p) in kinds for p in spec.placements)
 
 
-def _ran_on_parts(op: OpOverload, ran: list[tuple[Any, Any, Any, Any]], args: Any, kwargs: Any, out: Any) -> bool:
+def _ran_on_parts(
+    op: OpOverload, ran: list[tuple[object, object, object, object]], args: object, kwargs: object, out: Any
+) -> bool:
     """Return whether only the operation ran, on the parts of its inputs, and returned `out`."""
     if len(ran) != 1:
         return False
@@ -676,7 +680,7 @@ class OperationRules:
         key = next(key for key, mesh in self.meshes.items() if mesh is value.device_mesh)
         return dtensor_of(value._local_tensor, self.shared[key], value.placements, value._spec.tensor_meta)
 
-    def from_actors(self, value: Any, key: Any) -> DTensor:
+    def from_actors(self, value: Any, key: object) -> DTensor:
         """Return an actor's tensor on the device mesh of the stream.
 
         Raises:
@@ -688,7 +692,7 @@ class OperationRules:
         return dtensor_of(value._local_tensor, mesh, value.placements, value._spec.tensor_meta)
 
     def _on_whole(self, op: OpOverload, name: str, definition: int) -> Callable[..., object]:
-        def fallback(*args: Any, **kwargs: Any) -> Any:
+        def fallback(*args: object, **kwargs: object) -> object:
             given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, DTensor)]
             if not given:
                 return op(*args, **kwargs)
@@ -714,10 +718,10 @@ def rules_of(extras: dict[str, Any]) -> OperationRules:
     return found
 
 
-def _with_fallback(op: OpOverload, fallback: Callable[..., Any]) -> Callable[..., object]:
+def _with_fallback(op: OpOverload, fallback: Callable[..., object]) -> Callable[..., object]:
     op = bare(op)
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> Any:
         try:
             return op(*args, **kwargs)
         except (NotImplementedError, RuntimeError) as e:
@@ -734,8 +738,8 @@ def _has_no_way(error: Exception) -> bool:
     return "Sharding propagation failed" in text or "does not have a sharding strategy" in text
 
 
-def _not_into_terms(run: Callable[..., Any], fallback: Callable[..., Any]) -> Callable[..., object]:
-    def write(*args: Any, **kwargs: Any) -> Any:
+def _not_into_terms(run: Callable[..., object], fallback: Callable[..., object]) -> Callable[..., object]:
+    def write(*args: object, **kwargs: object) -> Any:
         x = args[0] if args else None
         if isinstance(x, DTensor) and any(p.is_partial() for p in x.placements):
             return fallback(*args, **kwargs)
@@ -744,13 +748,13 @@ def _not_into_terms(run: Callable[..., Any], fallback: Callable[..., Any]) -> Ca
     return write
 
 
-def _writing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., object]:
+def _writing(op: OpOverload, run: Callable[..., object]) -> Callable[..., object]:
     """Wrap a writing operation, so that views of the written tensor also change."""
     places = [
         (n, a.name) for n, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
     ]
 
-    def write(*args: Any, **kwargs: Any) -> Any:
+    def write(*args: object, **kwargs: object) -> Any:
         out = run(*args, **kwargs)
         if views.any_detached():
             for n, name in places:
@@ -763,10 +767,10 @@ def _writing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., object]:
     return write
 
 
-def _viewing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., object]:
+def _viewing(op: OpOverload, run: Callable[..., object]) -> Callable[..., object]:
     """Wrap a view operation, so that a view whose layout required a copy is recorded as a view."""
 
-    def view(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def view(x: object, *args: object, **kwargs: object) -> Any:
         moves = counts.moves
         out = run(x, *args, **kwargs)
         if isinstance(x, DTensor):
