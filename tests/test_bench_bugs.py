@@ -10,6 +10,7 @@ import pytest
 from bench.bugs.__main__ import arguments, cell, replaced, session
 from bench.bugs.cases import BUGS, Session, prepare
 from bench.bugs.ours import singled_out
+from tests.conftest import needs
 
 
 @pytest.mark.parametrize("bug", BUGS)
@@ -70,7 +71,7 @@ def test_tools_come_in_the_order_of_the_table() -> None:
 
 
 def test_the_debugger_names_the_rank_and_the_line() -> None:
-    pytest.importorskip("torch")
+    needs("torch")
     found = session("ours", "loader", 2, 2, Path(sys.executable))
     assert found is not None
     assert (found.found, found.commands) == ("named", ["%mesh hang"]), found.transcript(40)

@@ -121,7 +121,7 @@ def piped(daemon: Sshd) -> None:
 
 def main() -> None:
     """Run the group named on the command line."""
-    with engine(functools.partial(running, own_home=True)) as daemon:
+    with engine(running) as daemon:
         work, between = (logins, piped) if PEER == LIMIT else (start, message)
         if PEER == LIMIT:
             said = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=True).stderr.strip()

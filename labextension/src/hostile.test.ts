@@ -129,7 +129,9 @@ it.each(HOSTILE)('of logs, jobs and kept meshes: %s', async text => {
     changed(kept);
     return () => undefined;
   };
-  new KeptSection(document.body, () => null, surroundings({ watch, stop: async () => undefined })).setVisible(true);
+  new KeptSection(document.body, async () => null, surroundings({ watch, stop: async () => undefined })).setVisible(
+    true
+  );
   await settled();
   expect(markup(document.body)).toEqual([]);
   expect(document.body.textContent?.split(text).length).toBeGreaterThan(3);

@@ -19,6 +19,7 @@ import pytest
 
 from tests.browser.lab import Lab
 from tests.browser.panel import Panel
+from tests.conftest import needs
 from tests.waiting import patience
 
 pytestmark = pytest.mark.slow
@@ -99,7 +100,7 @@ def small(lab: Lab) -> Iterator[Lab]:
 
 
 def test_a_hang_is_explained_and_a_dead_rank_is_healed(small: Lab, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+    needs("torch")
     lab = small
     lab.open(*CELLS)
     panel = Panel(lab)

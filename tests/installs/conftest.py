@@ -6,7 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -67,23 +68,29 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> Iterator[Environment]:
-    """Makes fresh environments of a version of Python. They are removed at the end, as they are large."""
+@contextmanager
+def environments(folder: Path) -> Generator[Environment]:
+    """Make fresh environments of a version of Python. They are removed at the end, as they are large."""
     made: list[Path] = []
 
     def make(python: str = THIS, *more: str) -> Path:
         interpreter = sys.executable if python == THIS else find_python(python)
         if interpreter is None:
             pytest.skip(f"there is no Python {python}")
-        folder = tmp_path / f"env{len(made)}"
-        made.append(folder)
-        uv("venv", "--quiet", "--python", os.path.realpath(interpreter), *more, folder)
-        return folder / "bin" / "python"
+        made.append(folder / f"env{len(made)}")
+        uv("venv", "--quiet", "--python", os.path.realpath(interpreter), *more, made[-1])
+        return made[-1] / "bin" / "python"
 
     yield make
-    for folder in made:
-        shutil.rmtree(folder)
+    for each in made:
+        shutil.rmtree(each)
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[Environment]:
+    """Makes environments for a test."""
+    with environments(tmp_path) as make:
+        yield make
 
 
 def find_python(version: str) -> str | None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from monarch_kernel.protocol.messages import WIRE_VERSION
-from tests.installs.conftest import ROOT, Environment, build_wheel, clean, install
+from tests.installs.conftest import ROOT, build_wheel, clean, environments, install
 from tests.waiting import patience
 
 #: The older version: the last one that is tagged; before the first release, a commit of the same wire.
@@ -135,19 +136,29 @@ def last_release() -> str:
     return (tags.stdout.split() or [OLDER])[0]
 
 
-def installed(older: str, wheel: Path, environment: Environment, folder: Path) -> Versions:
-    """Build the wheel of an older version, and install both."""
-    tree = folder / "older"
-    tree.mkdir()
-    packed = subprocess.run(["git", "archive", older], cwd=ROOT, capture_output=True)
-    if packed.returncode:
-        pytest.skip(f"this clone does not have the commit {older}")
-    subprocess.run(["tar", "x", "-C", str(tree)], input=packed.stdout, check=True)
-    found: list[Path] = []
-    for each in (build_wheel(tree, folder / "older_wheel"), wheel):
-        found.append(environment())
-        install(found[-1], each)
-    return Versions(*found)
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Versions]]:
+    """Environments with the version of a commit, and with this one: each is made once, and found compiled later."""
+    folder = tmp_path_factory.mktemp("versions")
+    with environments(folder) as environment:
+
+        @cache
+        def python_with(version: Path) -> Path:
+            python = environment()
+            install(python, version)
+            return python
+
+        @cache
+        def wheel_of(commit: str) -> Path:
+            tree = folder / commit
+            tree.mkdir()
+            packed = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True)
+            if packed.returncode:
+                pytest.skip(f"this clone does not have the commit {commit}")
+            subprocess.run(["tar", "x", "-C", str(tree)], input=packed.stdout, check=True)
+            return build_wheel(tree, folder / f"wheel of {commit}")
+
+        yield lambda older: Versions(python_with(wheel_of(older)), python_with(wheel))
 
 
 @contextmanager
@@ -185,8 +196,8 @@ def run(python: Path, home: Path, code: str, program: str = CELLS, **env: str) -
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("older", ["worker", "controller"])
-def test_they_work_together(wheel: Path, environment: Environment, tmp_path: Path, older: str) -> None:
-    versions = installed(last_release(), wheel, environment, tmp_path)
+def test_they_work_together(installed: Callable[[str], Versions], tmp_path: Path, older: str) -> None:
+    versions = installed(last_release())
     far, near = (versions.old, versions.new) if older == "worker" else (versions.new, versions.old)
     here, there, key = tmp_path / "here", tmp_path / "there", tmp_path / "key"
     here.mkdir()
@@ -214,8 +225,8 @@ def check_session(said: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("older", ["mesh", "controller"])
-def test_a_kept_mesh_is_taken_over(wheel: Path, environment: Environment, tmp_path: Path, older: str) -> None:
-    versions = installed(last_release(), wheel, environment, tmp_path)
+def test_a_kept_mesh_is_taken_over(installed: Callable[[str], Versions], tmp_path: Path, older: str) -> None:
+    versions = installed(last_release())
     first, then = (versions.old, versions.new) if older == "mesh" else (versions.new, versions.old)
     with tempfile.TemporaryDirectory(prefix="mk-kept-") as folder:  # a short path, for sockets
         env = {"MONARCH_KERNEL_KEPT_DIR": folder}
@@ -227,10 +238,8 @@ def test_a_kept_mesh_is_taken_over(wheel: Path, environment: Environment, tmp_pa
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("older", ["worker", "controller"])
-def test_a_wire_that_is_not_spoken_is_refused(
-    wheel: Path, environment: Environment, tmp_path: Path, older: str
-) -> None:
-    versions = installed(OF_AN_OLDER_WIRE, wheel, environment, tmp_path)
+def test_a_wire_that_is_not_spoken_is_refused(installed: Callable[[str], Versions], tmp_path: Path, older: str) -> None:
+    versions = installed(OF_AN_OLDER_WIRE)
     far, near = (versions.old, versions.new) if older == "worker" else (versions.new, versions.old)
     here, there, key = tmp_path / "here", tmp_path / "there", tmp_path / "key"
     here.mkdir()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.engines.join.identity import RankIdentity, identity
+from tests.conftest import needs
 from tests.waiting import patience
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "a", "MASTER_ADDR": "h"}
@@ -102,7 +103,7 @@ print(json.dumps(found))
 
 @pytest.mark.torch
 def test_dimensions_are_those_of_the_programs_device_mesh_or_groups() -> None:
-    pytest.importorskip("torch")
+    needs("torch")
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     done = subprocess.run(
         [sys.executable, "-c", DIMENSIONS], capture_output=True, text=True, timeout=patience(100), env=environment

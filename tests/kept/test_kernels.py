@@ -11,7 +11,7 @@ from textwrap import indent
 import pytest
 
 from monarch_kernel.meshes import kept
-from tests.conftest import alive, children, wait_until
+from tests.conftest import alive, children, needs, wait_until
 from tests.kept.conftest import nothing_kept
 from tests.kernel.harness import PATIENCE, Bell, Kernel
 from tests.kernel.screen import text
@@ -316,7 +316,7 @@ int(t.item()), dist.get_world_size()
 
 @pytest.mark.torch
 def test_a_process_group_outlives_its_kernel(start_kernel: Callable[..., Kernel]) -> None:
-    pytest.importorskip("torch")
+    needs("torch")
     kernel = start_kernel()
     assert "torch.distributed over gloo, kept" in kernel.ok("%mesh up m --procs 2 --dist gloo --keep").stdout
     assert "(3, 2)" in str(kernel.ok(REDUCE).displays)

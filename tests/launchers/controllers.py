@@ -24,6 +24,7 @@ import pytest
 
 from monarch_kernel.launchers.kubernetes.api import ApiRefusedError, KubernetesApi
 from tests.launchers.crds import install, uninstall
+from tests.launchers.kubelet import Watch
 from tests.launchers.kubernetes import Cluster
 
 PERIOD = 0.1
@@ -56,6 +57,7 @@ class Controllers:
         self._over = threading.Event()
         #: Whether the queues have room.
         self.room = threading.Event()
+        self._watch = Watch(api, *(f"{path}/{plural}" for path, plural in KINDS.values()))
         self._thread = threading.Thread(target=self._run, name="controllers")
         self._thread.start()
 
@@ -63,9 +65,14 @@ class Controllers:
         """End the thread."""
         self._over.set()
         self._thread.join()
+        self._watch.close()
 
     def _run(self) -> None:
+        had_room = False
         while not self._over.wait(PERIOD):
+            before, had_room = had_room, self.room.is_set()
+            if not self._watch.changed() and had_room == before:
+                continue
             # Owners last: what is seen without its owner has lost it.
             kinds = reversed(KINDS.items())
             seen = {kind: self._api.request("GET", f"{path}/{plural}")["items"] for kind, (path, plural) in kinds}
@@ -75,6 +82,7 @@ class Controllers:
                     try:
                         self._step(kind, thing, seen, uids)
                     except ApiRefusedError as e:
+                        self._watch.again()
                         if e.status not in (404, 409):  # it was changed or deleted meanwhile
                             self._warn(kind, thing, e)
 

@@ -13,9 +13,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import datetime
+import http.client
 import os
 import re
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -24,6 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from monarch_kernel.launchers.kubernetes.api import ApiRefusedError, KubernetesApi
 from tests.launchers.kubelet_server import KubeletServer
@@ -38,6 +42,76 @@ BACK_OFF = 1.0
 OUTSIDE = "192.0.2"
 
 
+class Watch:
+    """Tells when objects change, as the API server tells of it, so that nobody lists them all the time.
+
+    Args:
+        api: as an administrator.
+        paths: of kinds, such as ``/api/v1/pods``.
+    """
+
+    def __init__(self, api: KubernetesApi, *paths: str) -> None:
+        self._api = api
+        self._changed = threading.Event()
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._sockets: dict[str, socket.socket] = {}
+        self._threads = [threading.Thread(target=self._run, args=(path,), name=f"watch-{path}") for path in paths]
+        for thread in self._threads:
+            thread.start()
+
+    def changed(self) -> bool:
+        """Whether something may have changed since this was asked last."""
+        was_set = self._changed.is_set()
+        self._changed.clear()
+        return was_set
+
+    def again(self) -> None:
+        """Have the next ``changed`` be true."""
+        self._changed.set()
+
+    def close(self) -> None:
+        """End its threads and connections."""
+        with self._lock:
+            self._over.set()
+            for each in self._sockets.values():
+                with contextlib.suppress(OSError):  # the server has ended it
+                    # Not as one of TLS, which would lose its state while a thread reads.
+                    socket.socket.shutdown(each, socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, path: str) -> None:
+        while not self._over.wait(PERIOD):
+            # An API server that does not answer is a matter of those who list, as they do until there is a watch.
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                self._follow(path)
+            self.again()
+
+    def _follow(self, path: str) -> None:
+        """Until the connection ends."""
+        settings = self._api.settings
+        address = urlsplit(settings.host)
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        tls.load_verify_locations(settings.ssl_ca_cert)
+        connection = http.client.HTTPSConnection(str(address.hostname), address.port, context=tls)
+        try:
+            connection.connect()
+            with self._lock:
+                if self._over.is_set():
+                    return
+                self._sockets[path] = connection.sock
+            token = settings.get_api_key_with_prefix("BearerToken", alias="authorization")
+            connection.request("GET", f"{path}?watch=true", headers={"Authorization": token})
+            answer = connection.getresponse()
+            while answer.status == 200 and answer.readline():  # first, all that is there
+                self.again()
+        finally:
+            with self._lock:
+                self._sockets.pop(path, None)
+            connection.close()
+
+
 @dataclass
 class Running:
     """The container of a Pod."""
@@ -50,6 +124,11 @@ class Running:
     restarts: int = 0
     deadline: float = 0.0
     again: float = 0.0
+    is_over: bool = False
+
+    def needs_a_look(self) -> bool:
+        """Whether something is to be done that no change of its Pod tells of."""
+        return not self.is_over and (self.process.poll() is not None or bool(self.deadline))
 
 
 class Kubelet:
@@ -82,6 +161,7 @@ class Kubelet:
             "status": {"addresses": addresses, "capacity": has, "allocatable": has, "daemonEndpoints": port},
         }
         api.request("POST", "/api/v1/nodes", node)
+        self._watch = Watch(api, "/api/v1/pods")
         self._thread = threading.Thread(target=self._run, name="kubelet")
         self._thread.start()
 
@@ -96,6 +176,7 @@ class Kubelet:
         """End its threads and all Pods."""
         self._over.set()
         self._thread.join()
+        self._watch.close()
         self._server.close()
         for running in self._pods.values():
             _kill(running)
@@ -106,13 +187,20 @@ class Kubelet:
         while not self._over.wait(PERIOD):
             try:
                 with self._turn:
-                    pods = self._api.request("GET", "/api/v1/pods")["items"]
-                    for pod in pods:
-                        with contextlib.suppress(ApiRefusedError):  # it was changed or deleted meanwhile
-                            self._step(pod, pods)
+                    if self._watch.changed() or any(each.needs_a_look() for each in self._pods.values()):
+                        self._look()
             except ConnectionError as e:
+                self._watch.again()
                 if not self._over.is_set():
                     self.failed.append(str(e))
+
+    def _look(self) -> None:
+        pods = self._api.request("GET", "/api/v1/pods")["items"]
+        for pod in pods:
+            try:
+                self._step(pod, pods)
+            except ApiRefusedError:  # it was changed or deleted meanwhile
+                self._watch.again()
 
     def _step(self, pod: dict[str, Any], pods: list[dict[str, Any]]) -> None:
         meta, spec, status = pod["metadata"], pod["spec"], pod.get("status", {})
@@ -253,6 +341,7 @@ class Kubelet:
             return
         phase = "Failed" if code else "Succeeded"
         self._patch(pod, {"phase": phase, "containerStatuses": [self._container(pod, state, running)]})
+        running.is_over = True
 
     def _end(self, pod: dict[str, Any], running: Running | None) -> None:
         if running is not None and running.process.poll() is None:

@@ -29,10 +29,9 @@ class Sshd:
     Args:
         folder: an empty one for all that belongs to it.
         enter: runs it elsewhere, with the command as its last arguments.
-        own_home: logins get an empty home, so that the shell's start files of this user are not run.
     """
 
-    def __init__(self, folder: Path, enter: Sequence[str] = (), own_home: bool = False) -> None:
+    def __init__(self, folder: Path, enter: Sequence[str] = ()) -> None:
         self.folder = folder
         self.masters = tempfile.mkdtemp(prefix="ssh-")  # paths of sockets are short
         for key in ("host", "user"):
@@ -43,11 +42,9 @@ class Sshd:
             f"ListenAddress 127.0.0.1:{self.port}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
             f"PidFile none\nUsePAM no\nPasswordAuthentication no\nStrictModes no\nPermitRootLogin yes\n"
             "MaxStartups 200\n"
+            # In a shell below another one, bash does not run this user's start file at each login, which may take long.
+            "SetEnv SHLVL=1\n"
         )
-        if own_home:
-            (folder / "home").mkdir()
-            with (folder / "sshd_config").open("a") as config:
-                config.write(f"SetEnv HOME={folder}/home\n")
         public = " ".join((folder / "host.pub").read_text().split()[:2])
         (folder / "known").write_text(f"[127.0.0.1]:{self.port} {public}\n")
         (folder / "config").write_text(
@@ -87,7 +84,7 @@ class Sshd:
 
 
 @contextmanager
-def running(folder: Path, enter: Sequence[str] = (), own_home: bool = False) -> Generator[Sshd]:
+def running(folder: Path, enter: Sequence[str] = ()) -> Generator[Sshd]:
     """An sshd of this machine; the arguments are those of ``Sshd``.
 
     Raises:
@@ -97,7 +94,7 @@ def running(folder: Path, enter: Sequence[str] = (), own_home: bool = False) -> 
         raise CannotRunError("openssh-server and openssh-client are not installed (tests/prepare.sh)")
     if os.getuid() != 0:
         raise CannotRunError("only root can run an sshd of its own here")
-    daemon = Sshd(folder, enter, own_home)
+    daemon = Sshd(folder, enter)
     try:
         yield daemon
     finally:

@@ -11,13 +11,14 @@ import sys
 import pytest
 
 import monarch_kernel.actor
+from tests.conftest import needs
 from tests.parity.compare import HERE, SCRIPTS, expected, names, output
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_written_for_monarch(script: str) -> None:
     if script in OF_TENSORS:
-        pytest.importorskip("torch")
+        needs("torch")
     if script == "numa" and not os.path.exists("/sys/devices/system/node/node0/cpulist"):
         pytest.skip("this host has no NUMA nodes")
     assert output(sys.executable, "ours", script) == expected(script)

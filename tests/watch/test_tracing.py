@@ -18,6 +18,7 @@ from monarch_kernel.runtime.actor.tracing import call_hooks
 from monarch_kernel.runtime.node import recorder
 from monarch_kernel.watch import Trace, current_trace, trace
 from tests.actor.conftest import Procs
+from tests.conftest import needs
 from tests.waiting import patience
 from tests.watch.actors import Concurrent, Worker
 from tests.watch.traces import read_trace
@@ -90,7 +91,7 @@ def test_transfers(procs: Procs, tmp_path: Path) -> None:
 
 
 def test_collectives(procs: Procs, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+    needs("torch")
     from monarch_kernel.spmd import setup_torch_elastic_env
 
     mesh = procs(2)

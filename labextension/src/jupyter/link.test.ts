@@ -98,8 +98,14 @@ describe('a link to a kernel', () => {
     });
     expect(kernel.leases).toEqual([2]);
     expect(link.state).toBe('waiting');
+    const answered = vi.fn();
+    void link.answered().then(answered);
+    await settled();
+    expect(answered).not.toHaveBeenCalled();
     kernel.answers();
     expect(link.state).toBe('live');
+    await settled();
+    expect(answered).toHaveBeenCalledTimes(1);
     link.want(0.2);
     expect(kernel.leases).toEqual([2, 0.2]);
     link.dispose();

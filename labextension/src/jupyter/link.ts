@@ -60,6 +60,19 @@ export class KernelLink {
     return this._kernel;
   }
 
+  /** Wait until it is known what the kernel is. */
+  async answered(): Promise<void> {
+    while (this._state === 'waiting') {
+      await new Promise<void>(resolve => {
+        const changed = () => {
+          this.changed.disconnect(changed);
+          resolve();
+        };
+        this.changed.connect(changed);
+      });
+    }
+  }
+
   /** Go on over another connection to the same kernel: the document of this one was closed. */
   use(kernel: Kernel.IKernelConnection): void {
     this._disconnect();

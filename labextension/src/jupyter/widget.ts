@@ -51,7 +51,7 @@ export class MeshPanel extends Widget {
     this._head.append(this._title, this._status, this._large);
     this.node.append(this._head, this._words, this._body);
     this._theme = new Theme(this.node, () => undefined);
-    this._kept = new KeptSection(this.node, () => this._live(), _surroundings);
+    this._kept = new KeptSection(this.node, () => this._answered(), _surroundings);
     _documents.changed.connect(this._update, this);
     this._update();
   }
@@ -101,8 +101,10 @@ export class MeshPanel extends Widget {
     this.visibilityChanged.emit();
   }
 
-  private _live() {
+  /** The kernel, if it has monarch_kernel; one that has just begun is waited for. */
+  private async _answered() {
     const link = this._documents.link;
+    await link?.answered();
     return link?.state === 'live' ? link.client : null;
   }
 

@@ -13,11 +13,11 @@ export class KeptSection {
   private _look = '';
 
   /**
-   * @param _actions - of the kernel that a mesh is attached to; null without one.
+   * @param _actions - of the kernel that a mesh is attached to, once it is known what it can do; null without one.
    */
   constructor(
     host: HTMLElement,
-    private readonly _actions: () => Actions | null,
+    private readonly _actions: () => Promise<Actions | null>,
     private readonly _surroundings: Surroundings
   ) {
     this.node.setAttribute('aria-label', t('Kept meshes'));
@@ -75,8 +75,9 @@ export class KeptSection {
   }
 
   private async _attach(name: string): Promise<void> {
-    const actions = this._actions();
     await this._try(async () => {
+      setText(this._result, t('Waiting for the kernel …'));
+      const actions = await this._actions();
       if (!actions) {
         await this._surroundings.insertCode(`%mesh attach ${name}`);
         return t('Inserted: %1', `%mesh attach ${name}`);

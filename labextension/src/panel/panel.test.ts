@@ -294,7 +294,7 @@ describe('kept meshes', () => {
   const mesh: KeptMesh = { name: 'kept', host: 'a', held_by: 0, meshes: [{ name: 'm', ranks: 4, alive: 3 }] };
 
   it('are not shown where the server does not say which there are', () => {
-    const section = new KeptSection(host, () => null, surroundingsOf());
+    const section = new KeptSection(host, async () => null, surroundingsOf());
     section.setVisible(true);
     expect(section.node.hidden).toBe(true);
   });
@@ -306,7 +306,7 @@ describe('kept meshes', () => {
       return unwatch;
     };
     const surroundings = surroundingsOf({ kept: { watch, stop: async () => undefined } });
-    const section = new KeptSection(host, () => null, surroundings);
+    const section = new KeptSection(host, async () => null, surroundings);
     section.setVisible(true);
     expect(section.node.hidden).toBe(false);
     expect(section.node.textContent).toContain('free · 4 ranks · 1 dead · on a');
@@ -314,5 +314,24 @@ describe('kept meshes', () => {
     expect(unwatch).toHaveBeenCalledTimes(1);
     section.node.querySelector<HTMLButtonElement>('[aria-label="Attach kept"]')?.click();
     await vi.waitFor(() => expect(surroundings.insertCode).toHaveBeenCalledWith('%mesh attach kept'));
+  });
+
+  it('are attached by a kernel that answers only after the click', async () => {
+    const watch = (changed: (meshes: KeptMesh[]) => void) => {
+      changed([mesh]);
+      return () => undefined;
+    };
+    const surroundings = surroundingsOf({ kept: { watch, stop: async () => undefined } });
+    const perform = vi.fn(async () => ({ text: 'kept is attached' }));
+    let answer: (actions: Actions) => void = () => undefined;
+    const section = new KeptSection(host, () => new Promise(resolve => (answer = resolve)), surroundings);
+    section.setVisible(true);
+    section.node.querySelector<HTMLButtonElement>('[aria-label="Attach kept"]')?.click();
+    expect(section.node.textContent).toContain('Waiting for the kernel');
+    expect(perform).not.toHaveBeenCalled();
+    answer({ perform } as unknown as Actions);
+    await vi.waitFor(() => expect(section.node.textContent).toContain('kept is attached'));
+    expect(perform).toHaveBeenCalledWith('attach', '', [], { name: 'kept' });
+    expect(surroundings.insertCode).not.toHaveBeenCalled();
   });
 });

@@ -13,6 +13,7 @@ from monarch_kernel.debugger.controller.query import ask
 from monarch_kernel.debugger.rank import hang
 from monarch_kernel.debugger.rank.hang import collect
 from monarch_kernel.debugger.source_locations import USER, SourceLocation
+from tests.conftest import needs
 from tests.debugger.hang.matrix import Runner
 from tests.waiting import patience
 
@@ -87,7 +88,7 @@ def imported() -> bool:
 
 
 def test_reading_the_record_imports_no_compiler(procs: Callable[..., Any], tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+    needs("torch")
     mesh = procs(1, preload=("torch",))
     runner = mesh.spawn("runner", Runner, str(tmp_path / "store"), 1)
     runner.run.call("for _ in range(3): dist.all_reduce(torch.ones(3))", "<three>").get(patience(60))
