@@ -1567,7 +1567,7 @@ class _Verdict:
     def _is_healed(self, outcome: _Outcome) -> bool:
         """Return whether what follows from a tensor is right, so that another division of work explains it."""
         key = outcome.key
-        if self._judge.is_by_rank:
+        if self._judge.is_by_rank and key.step <= self._drifts.get(key.name, key.step):
             return False
         if key.kind == "reduced_gradient":  # reduced within the optimizer's step
             return outcome.restores and self._is_right("update", key) and self._is_right("parameter", key)
@@ -1590,6 +1590,19 @@ class _Verdict:
             return True
         last = self._last_backwards.get((key.step, key.micro))
         return last is not None and last.key.name != key.name and _undoes(last, outcome)
+
+    @cached_property
+    def _drifts(self) -> dict[str, int]:
+        """The first step in which rounding alone moves parameters of a module apart, by its name.
+
+        An optimizer that divides by gradients moves a parameter whose gradient is rounding alone as far as all others.
+        """
+        found: dict[str, int] = {}
+        for each in self._outcomes:
+            if each.key.kind == "update" and not each.differs and each.distance > _DOUBTFUL_UPDATE:
+                module = each.key.name.rpartition(".")[0]
+                found[module] = min(each.key.step, found.get(module, each.key.step))
+        return found
 
     def _is_right(self, kind: str, key: Key) -> bool:
         at = key._replace(kind=kind, phase="optimizer")
