@@ -1,4 +1,4 @@
-"""Ranks of a process group, forked from the test, which has loaded torch."""
+"""Ranks of a process group, and references, forked from the test, which has loaded torch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import gc
 import importlib
 import multiprocessing
 import os
+import runpy
+import subprocess
+import sys
 import traceback
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("fork")
@@ -67,3 +72,49 @@ def _run(
         answers.send((True, value))
     except BaseException:
         answers.send((False, traceback.format_exc()))
+
+
+def run_module(
+    command: list[str],
+    *,
+    input: str,  # noqa: A002  # as there
+    cwd: str,
+    env: Mapping[str, str],
+    **_: object,
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m MODULE`` as ``monarch_kernel.programs.run`` does, but fork the process from this one."""
+    python, option, module = command
+    assert (python, option) == (sys.executable, "-m")
+    importlib.import_module("torch._dynamo")
+    with TemporaryDirectory() as name:
+        given, said = Path(name, "input"), Path(name, "errors")
+        given.write_text(input)
+        process = _CONTEXT.Process(target=_run_module, args=(module, given, said, cwd, dict(env)), daemon=True)
+        process.start()
+        process.join(_LIMIT)
+        try:
+            assert process.exitcode is not None, f"{module} has not ended after {_LIMIT:.0f} s"
+            return subprocess.CompletedProcess(command, process.exitcode, "", said.read_text())
+        finally:
+            process.kill()
+            process.join()
+
+
+def _run_module(module: str, given: Path, said: Path, folder: str, environment: dict[str, str]) -> None:
+    import torch
+
+    gc.freeze()
+    torch.set_num_threads(1)
+    for number, path, flags in ((0, given, os.O_RDONLY), (1, Path(os.devnull), os.O_WRONLY)):
+        os.dup2(os.open(path, flags), number)
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT, 0o600), 2)
+    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    warnings.resetwarnings()  # they are those of pytest
+    for name, loaded in list(sys.modules.items()):  # a new process has loaded nothing of the user's
+        if name == module or str(getattr(loaded, "__file__", None)).startswith(folder):
+            del sys.modules[name]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

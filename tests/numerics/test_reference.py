@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 
+from monarch_kernel import programs
 from monarch_kernel.numerics.recording import Recording, record
 from monarch_kernel.numerics.reference import Builder, ReferenceRunError, compare_with_reference
-from tests.numerics.ranks import run_ranks
+from tests.numerics.ranks import run_module, run_ranks
 
 TRAIN = '''
 """A training program."""
@@ -89,6 +90,16 @@ class Stage(nn.Module):
 def build_stages():
     return Stage()
 '''
+
+#: Of a test whose references are started as users do.
+started = pytest.mark.parametrize("forked", [False], indirect=True, ids=["started"])
+
+
+@pytest.fixture(autouse=True)
+def forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """References are forked from this process, as loading torch takes most of their time; unless a test says False."""
+    if getattr(request, "param", True):
+        monkeypatch.setattr(programs, "run", run_module)
 
 
 @pytest.fixture
@@ -228,6 +239,7 @@ def test_a_data_parallel_job_compares_with_one_process(
     assert "run again" not in str(found)
 
 
+@started
 def test_one_process_is_its_own_reference_in_every_bit(program: Path, tmp_path: Path) -> None:
     train(0, program, tmp_path / "job", 1, "")
     found = compare_with_reference(Recording.open(tmp_path / "job"), f"{program}:build_model")
@@ -236,6 +248,7 @@ def test_one_process_is_its_own_reference_in_every_bit(program: Path, tmp_path: 
     assert not list(tmp_path.glob("job.reference*/*.pkl"))
 
 
+@started
 def test_a_model_that_is_not_the_jobs_is_refused_with_names(program: Path, tmp_path: Path) -> None:
     train(0, program, tmp_path / "job", 1, "")
     job = Recording.open(tmp_path / "job")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -166,4 +167,5 @@ def _train(found: argparse.Namespace, model: torch.nn.Module, optimizer: Optimiz
         if found.gate is not None and dist.is_initialized():
             ends = torch.full((1,), float(found.gate.exists()))
             dist.all_reduce(ends, dist.ReduceOp.MAX)
+            time.sleep(0.02)  # tests look at it while it trains: it leaves them the cores
     print(f"rank {rank()} ends after {number} steps, loss {loss.item():.6f}", flush=True)
