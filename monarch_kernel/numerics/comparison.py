@@ -184,6 +184,8 @@ class _Outcome:
     def is_certain(self) -> bool:
         if math.isinf(self.distance) or not self.tolerance:
             return True
+        if self.is_before:  # measured within one run
+            return self.ratio > _DOUBTFUL
         if self.is_blind and self.distance <= _DOUBTFUL_BLIND:
             return False
         is_optimized = self.key.kind == "update" or (self.key.kind == "parameter" and self.key.phase == "optimizer")

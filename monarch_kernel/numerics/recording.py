@@ -85,6 +85,8 @@ _TOPICS: dict[str, frozenset[Topic]] = {
 }
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DESCRIPTION = "recording.json"
+#: Files with tensors that stay open while a recording is read: opening one reads the names of all its tensors.
+_OPEN_FILES = 16
 
 Phase = Literal["forward", "backward", "reduction", "optimizer"]
 Kind = Literal[
@@ -232,6 +234,7 @@ class Recording:
     ranks: tuple[int, ...]
     ends: dict[int, str] = field(default_factory=dict[int, str])
     _entries: list[Entry] | None = None
+    _open_files: dict[str, tuple[frozenset[str], Any]] = field(default_factory=dict[str, tuple[frozenset[str], Any]])
 
     def __repr__(self) -> str:
         steps = f"{self.steps} step{'s' * (self.steps != 1)}"
@@ -323,16 +326,27 @@ class Recording:
         """Return the recorded local tensor of an entry; None if it was not kept (`full=True` keeps them)."""
         if not entry.full:
             return None
-        from safetensors import safe_open
-
         file, _, key = entry.full.partition("#")
         if not re.fullmatch(r"rank_\d{5}\.\d+\.safetensors", file):
             raise ValueError(f"{self.folder}: entry {entry.sequence} of rank {entry.rank} names the file {file!r}")
-        path = self.folder / file
-        if not path.is_file():
-            return None
-        with safe_open(path, "pt") as kept:
-            return kept.get_tensor(key) if key in kept.keys() else None  # noqa: SIM118  # it is no mapping
+        names, kept = self._opened(file)
+        return kept.get_tensor(key) if key in names else None
+
+    def _opened(self, file: str) -> tuple[frozenset[str], Any]:
+        """Return the names of the tensors that a file has, and the file; the last ones stay open."""
+        found = self._open_files.pop(file, None)
+        if found is None:
+            from safetensors import safe_open
+
+            path = self.folder / file
+            if not path.is_file():
+                return frozenset(), None
+            kept: Any = safe_open(path, "pt")
+            found = frozenset(kept.keys()), kept
+            if len(self._open_files) >= _OPEN_FILES:
+                self._open_files.pop(next(iter(self._open_files)))
+        self._open_files[file] = found
+        return found
 
     def _file(self, rank: int) -> Path:
         return self.folder / f"rank_{rank:05}.jsonl"

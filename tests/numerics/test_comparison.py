@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -553,3 +554,27 @@ def test_runs_that_begin_with_different_parameters_say_so() -> None:
     kind = {"phase": "forward", "kind": "parameter"}
     found = compared([entry("w", weight, **kind)], [entry("w", 1.01 * weight, **kind)])
     assert found.sentence.endswith("The runs begin with different parameters.")
+
+
+def test_a_parameter_without_a_gradient_may_drift_where_nothing_depends_on_it() -> None:
+    """The bias of keys moves by the signs of rounding; keys differ by it in the next step, and attention does not."""
+    x, keys = whole(4, 8), whole(4, 8, seed=1)
+    output = {"phase": "forward", "kind": "output"}
+
+    def run(sign: float, result: torch.Tensor) -> list[Entry]:
+        later = [
+            entry("k", keys + 0.05 * sign, sequence=10, **output),
+            entry("", result, sequence=11, **output),
+        ]
+        return [
+            entry("", x, sequence=0, **output),
+            entry("k.weight", whole(8, 8), sequence=1),
+            entry("k.bias", 1e-8 * sign * whole(8), sequence=2),
+            entry("k.weight", 0.01 * whole(8, 8), phase="optimizer", kind="update", sequence=3),
+            entry("k.bias", 0.05 * sign * torch.ones(8), phase="optimizer", kind="update", sequence=4),
+            *(replace(each, step=1) for each in later),
+        ]
+
+    assert compared(run(1, x), run(-1, x)).equal is True
+    found = compared(run(1, x), run(-1, 1.5 * x))
+    assert found.equal is False and found.first is not None and found.first.step == 1
