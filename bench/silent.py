@@ -181,10 +181,10 @@ def false_alarms(runs: int, programs: Sequence[str]) -> dict[str, list[str]]:
 
 def _accusations(targets: Sequence[Path], jobs: Sequence[Path]) -> dict[str, str]:
     """Compare parts of what was recorded, and without noise; returns the sentences that say "different"."""
-    found: dict[str, Comparison] = {"the job itself, perturbed": compare(*jobs)}
+    read = {folder: Recording.open(folder) for folder in (*targets, *jobs)}
+    found: dict[str, Comparison] = {"the job itself, perturbed": compare(*(read[each] for each in jobs))}
     for what, kinds in PARTS.items():
-        reference, *noise = (_run(each, kinds) for each in targets)
-        job, moved = (_run(each, kinds) for each in jobs)
+        reference, *noise, job, moved = (_run(each, kinds) for each in read.values())
         found |= {
             f"{what} alone": compare_runs(reference, job, noise),
             f"{what} alone, without noise": compare_runs(reference, job),
@@ -193,8 +193,8 @@ def _accusations(targets: Sequence[Path], jobs: Sequence[Path]) -> dict[str, str
     return {how: each.sentence for how, each in found.items() if each.equal is False}
 
 
-def _run(folder: Path, kinds: tuple[str, ...]) -> Run:
-    return Run.of((each for each in Recording.open(folder).entries() if each.kind.startswith(kinds)), folder.name)
+def _run(recording: Recording, kinds: tuple[str, ...]) -> Run:
+    return Run.of((each for each in recording.entries() if each.kind.startswith(kinds)), recording.name)
 
 
 def _new(folder: Path) -> Path:

@@ -62,9 +62,10 @@ class Watch:
 
     def changed(self) -> bool:
         """Whether something may have changed since this was asked last."""
-        was_set = self._changed.is_set()
-        self._changed.clear()
-        return was_set
+        if not self._changed.is_set():
+            return False
+        self._changed.clear()  # before its objects are listed, so that no change is missed
+        return True
 
     def again(self) -> None:
         """Have the next ``changed`` be true."""
