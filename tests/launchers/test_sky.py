@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -217,6 +218,7 @@ def test_the_command_holds_a_node_while_a_worker_lives_and_notes_its_environment
     done = subprocess.run(["sh", "-c", start], env=bare, capture_output=True, text=True, check=True)
     assert done.stdout == f"10.0.0.2 it's|{odd}|{os.environ['PATH']}"
     assert "a-secret-value" not in note.read_text() and hold.poll() is None
+    wait_until(lambda: "sleep" in [one.name() for one in psutil.Process(hold.pid).children()], "it has looked once")
     worker.kill()
     worker.wait()
     assert hold.wait(patience(30)) == 0 and not note.exists()
