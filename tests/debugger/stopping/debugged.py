@@ -105,3 +105,20 @@ class Driver(Actor):
     def pause(self) -> None:
         """See the engine."""
         self.engine.pause()
+
+    @endpoint
+    def resume_and_pause(self, stop: int) -> None:
+        """Pause while the thread of the stop has been told to continue, but has not yet."""
+        inside, may_go = threading.Event(), threading.Event()
+
+        def hold(_: object) -> None:
+            inside.set()
+            may_go.wait(DEADLINE)
+
+        holding = threading.Thread(target=self.engine.call, args=(stop, 0, hold, DEADLINE))
+        holding.start()
+        assert inside.wait(DEADLINE)
+        self.engine.resume(stop)
+        self.engine.pause()
+        may_go.set()
+        holding.join(DEADLINE)

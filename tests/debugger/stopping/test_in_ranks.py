@@ -152,8 +152,7 @@ def test_a_pause_stops_what_runs(rank: Rank) -> None:
     pending = rank.user.run.call_one("spin", {"run": True})
     stop = rank.stopped()  # so it runs
     rank.arm()
-    rank.go(stop)
-    rank.driver.pause.call_one().get(PATIENCE)
+    rank.driver.resume_and_pause.call_one(stop.id).get(PATIENCE)
     stop = rank.stopped()
     assert stop.reason == "pause" and stop.frames[0].name == "spin"
     rank.driver.evaluate.call_one(stop.id, "state.update(run=False)").get(PATIENCE)

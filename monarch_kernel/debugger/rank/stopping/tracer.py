@@ -470,7 +470,8 @@ class StopTracer:
         with self._lock:
             if thread is None:
                 running = {ident for ident, frame in running_frames() if is_user_frame(frame) and _may_stop(frame)}
-                self._pausing |= running - self._busy - {threading.get_ident()} or {_ANY}
+                stopped = {parked.stop.thread for parked in self._parked.values()}  # without those about to continue
+                self._pausing |= running - stopped - {threading.get_ident()} or {_ANY}
             else:
                 self._pausing.add(thread)
             self._attend()
