@@ -7,7 +7,9 @@ of them.
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -15,6 +17,17 @@ from types import FrameType, TracebackType
 
 _lock = threading.Lock()
 _disabled = False
+
+_LOCKING = frozenset(
+    function.__code__
+    for function in (
+        threading.Condition.__enter__,
+        threading.Condition.__exit__,
+        threading.Condition._release_save,  # type: ignore[attr-defined]
+        threading.Condition._acquire_restore,  # type: ignore[attr-defined]
+        logging.Handler.acquire,
+    )
+)
 
 
 def current_frames() -> dict[int, FrameType]:
@@ -99,6 +112,37 @@ def raise_in_thread(thread: int, exception: type[BaseException] | None) -> None:
             pass
     except _Noticed:
         pass
+
+
+class LockGuard:
+    """Postpones signal handlers of the main thread while it takes or releases a lock of the standard library.
+
+    An exception raised there would leave the lock held, and the next user of an event, condition, queue or log would
+    wait forever. A handler is postponed only a few times in succession, because the thread may wait in vain for a lock.
+    """
+
+    #: The delay before a signal is sent again (seconds), and how often in succession.
+    DELAY, TIMES = 0.005, 20
+
+    def __init__(self) -> None:
+        self._times = 0
+
+    def must_wait(self, frame: FrameType | None) -> bool:
+        """Return whether a handler that was called in this frame must not raise, but run again after ``DELAY``."""
+        # Outer frames, too: the handler itself is called from such a frame when a second signal interrupts it.
+        while frame is not None and frame.f_code not in _LOCKING:
+            frame = frame.f_back
+        self._times = 0 if frame is None else self._times + 1
+        return 0 < self._times <= self.TIMES
+
+    def postpones(self, signum: int, frame: FrameType | None) -> bool:
+        """Return whether a handler must not raise now. The signal is then sent again."""
+        if not self.must_wait(frame):
+            return False
+        timer = threading.Timer(self.DELAY, signal.pthread_kill, (threading.main_thread().ident, signum))
+        timer.daemon = True
+        timer.start()
+        return True
 
 
 def _in_child() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import threading
@@ -167,6 +168,36 @@ def test_sigint_to_the_rank_itself(procs: Procs) -> None:
         pending.get(PATIENCE)
     os.kill(pid, signal.SIGINT)  # nothing runs: it is ignored
     assert mesh.echo.call_one(1).get(PATIENCE) == 1
+
+
+class InterruptedLock:
+    """A lock whose owner is interrupted at the moment when it gets it."""
+
+    def __init__(self) -> None:
+        self.held = True
+        # Written in C, so that the handler of the signal is called in the frame of its caller.
+        self.__enter__ = functools.partial(signal.raise_signal, signal.SIGINT)
+        self.__exit__ = lambda *_: setattr(self, "held", False)
+        self.acquire = self.release = lambda: True
+
+
+class Locking(Actor):
+    @endpoint
+    def wait(self) -> None:
+        self.lock = InterruptedLock()
+        with threading.Condition(self.lock):  # type: ignore[arg-type]
+            threading.Event().wait()
+
+    @endpoint
+    def held(self) -> bool:
+        return self.lock.held
+
+
+def test_a_lock_that_is_being_taken_is_not_left_held(procs: Procs) -> None:
+    mesh = procs(1).spawn("locking", Locking)
+    with pytest.raises(ActorError, match="KeyboardInterrupt"):
+        mesh.wait.call_one().get(PATIENCE)
+    assert mesh.held.call_one().get(PATIENCE) is False
 
 
 def test_many_interrupts_in_a_row_do_no_harm(procs: Procs) -> None:

@@ -116,6 +116,37 @@ def test_an_interrupt_that_falls_into_a_destructor_is_not_lost(kernel: Kernel) -
     assert (out.ename, out.stderr) == ("KeyboardInterrupt", "")
 
 
+def test_an_interrupt_leaves_no_lock_held(kernel: Kernel) -> None:
+    out = kernel.run(
+        "import functools, signal, threading\n"
+        "class Lock:  # its owner is interrupted at the moment when it gets it\n"
+        "    def __init__(self):\n"
+        "        self.held = True\n"
+        "        self.__enter__ = functools.partial(signal.raise_signal, signal.SIGINT)\n"
+        "        self.__exit__ = lambda *_: setattr(self, 'held', False)\n"
+        "        self.acquire = self.release = lambda: True\n"
+        "lock = Lock()\n"
+        "with threading.Condition(lock):\n"
+        f"    threading.Event().wait({LONG})"
+    )
+    assert out.ename == "KeyboardInterrupt"
+    assert kernel.ok("lock.held").text == "False"
+
+
+def test_a_lock_that_never_comes_can_be_interrupted(kernel: Kernel) -> None:
+    cell = kernel.send(
+        "import threading\n"
+        "lock = threading.Lock()\n"
+        "lock.acquire()\n"
+        "print('ready', flush=True)\n"
+        "with threading.Condition(lock):\n"
+        "    pass"
+    )
+    cell.prints("ready")
+    kernel.interrupt()
+    assert cell.wait().ename == "KeyboardInterrupt"
+
+
 def test_ranks_hear_of_it_though_the_kernel_is_inside_native_code(kernel: Kernel) -> None:
     kernel.ok(TARGET)
     cell = kernel.send(

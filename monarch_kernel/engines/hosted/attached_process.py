@@ -43,7 +43,7 @@ from monarch_kernel.runtime.actor.extensions import rank_debugger
 from monarch_kernel.runtime.mesh.shape import SINGLE, Region
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.rank import output_capture
-from monarch_kernel.thread_frames import current_frames
+from monarch_kernel.thread_frames import LockGuard, current_frames
 
 log = logging.getLogger(__name__)
 
@@ -178,6 +178,7 @@ class MainThread:
         self._sent = 0
         self._before: object = None  # the other runtime's SIGINT handler, once ours is installed in front of it
         self._turning = False
+        self._locks = LockGuard()
 
     def drive(self, actor: ToolActor) -> None:
         """Make the main thread handle one message of the actor."""
@@ -232,6 +233,8 @@ class MainThread:
         timer.start()
 
     def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
+        if self._interruptible and self._locks.postpones(signum, frame):
+            return
         self._heard += 1
         if self._interruptible:
             self._interruptible = False  # at most once per endpoint

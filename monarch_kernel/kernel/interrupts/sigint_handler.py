@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_kernel import programs
 from monarch_kernel.kernel.interrupts.interrupt_relay import InterruptRelay
+from monarch_kernel.thread_frames import LockGuard
 
 if TYPE_CHECKING:
     from monarch_kernel.actor import ProcMesh
@@ -39,7 +40,8 @@ class SigintHandler:
     * Between the end of a cell and its reply, the press is only recorded. An exception would lose the reply and leave
       the front end waiting.
     * An idle kernel is not interrupted.
-    * While a message is being sent, an exception could truncate it, so the handler runs again later.
+    * While a message is being sent, an exception could truncate it, so the handler runs again later. It does so,
+      too, while a lock is taken or released: the lock could stay held.
     """
 
     def __init__(self, relay: InterruptRelay) -> None:
@@ -51,6 +53,7 @@ class SigintHandler:
         self._pending = False
         self._awaiting: tuple[asyncio.Future[object], asyncio.AbstractEventLoop] | None = None
         self._cancelled = False
+        self._locks = LockGuard()
         # Shared by the handler and the watch. Lock-free, because a handler may interrupt itself.
         self.handled: queue.SimpleQueue[float] = queue.SimpleQueue()
         """The time at which the handler forwarded each press."""
@@ -70,7 +73,7 @@ class SigintHandler:
             self.handled.put(time.monotonic())
         if not self._busy:
             return
-        if self.retry is not None and _sends_or_receives(frame):
+        if self.retry is not None and (self._locks.must_wait(frame) or _sends_or_receives(frame)):
             self.retry()
             return
         if self._awaiting is not None:
@@ -198,7 +201,7 @@ NUDGE_AFTER = 0.05
 #: After this much longer, the press is forwarded without the handler: the main thread is inside native code (seconds).
 STUCK_AFTER = 0.2
 #: The delay before the handler runs again for a press (seconds).
-RETRY_AFTER = 0.005
+RETRY_AFTER = LockGuard.DELAY
 #: Presses handled longer ago arrived while other code owned the wakeup pipe, and are ignored (seconds).
 STALE_AFTER = 1.0
 #: Wakes the main thread from a system call. Any signal does; this one has no other meaning.

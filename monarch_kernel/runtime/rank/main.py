@@ -50,6 +50,7 @@ from monarch_kernel.runtime.node.interfaces import PeerLink
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.node.poller import Timer
 from monarch_kernel.runtime.rank import output_capture
+from monarch_kernel.thread_frames import LockGuard
 
 # Report the activity of a rank's actors to its host agent while a controller watches.
 #
@@ -237,6 +238,7 @@ class Rank:
             self.node.handle(Adopt, self._on_adopt)
         self._main_work: deque[Callable[[], None]] = deque()
         self._main_taken = False
+        self._locks = LockGuard()
         self._ending: str | None = None
         # Makes this object the waitable of the main thread while it drives no actor.
         self._done = False
@@ -321,8 +323,10 @@ class Rank:
         self._notify()
         return True
 
-    def _on_sigint(self, _signum: int, _frame: FrameType | None) -> None:
+    def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
         """Interrupt user code; the runtime itself is never interrupted."""
+        if self._locks.postpones(signum, frame):
+            return
         self.system.sigints += 1
         here = current.get()
         instance = here.actor_instance if here is not None else None
