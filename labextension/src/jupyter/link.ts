@@ -102,8 +102,9 @@ export class KernelLink {
     if (this._disposed) {
       return;
     }
-    this._disposed = true;
     this._disconnect();
+    this._become('gone'); // whoever waits for the kernel need not any more
+    this._disposed = true;
     this.client.dispose();
     this._comm?.close();
     this._comm = null;
