@@ -7,13 +7,13 @@ of them.
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 
 _lock = threading.Lock()
 _disabled = False
@@ -25,7 +25,6 @@ _LOCKING = frozenset(
         threading.Condition.__exit__,
         threading.Condition._release_save,  # type: ignore[attr-defined]
         threading.Condition._acquire_restore,  # type: ignore[attr-defined]
-        logging.Handler.acquire,
     )
 )
 
@@ -92,12 +91,17 @@ class _Noticed(BaseException):
 def raise_in_thread(thread: int, exception: type[BaseException] | None) -> None:
     """Raise an exception in another thread, at its next line of Python. None withdraws an exception not yet raised.
 
+    If the thread is taking or releasing a lock, this waits a little; see `LockGuard`.
+
     In Python 3.11, every thread checks for the exception until it is raised, and a traced thread that enters a function
     meanwhile checks forever. A process with breakpoints would hang while the target thread waits in C. When this
     function returns, the other threads no longer check. The target thread checks again when it next acquires the GIL.
     """
     import ctypes  # rarely needed
 
+    guard = LockGuard()
+    while exception is not None and guard.must_wait(current_frames().get(thread)):
+        time.sleep(LockGuard.DELAY)
     # The arguments are made first: no Python code may run between the two calls.
     there, raised = ctypes.c_ulong(thread), ctypes.py_object(exception) if exception is not None else None
     here, noticed = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(_Noticed)
@@ -115,22 +119,23 @@ def raise_in_thread(thread: int, exception: type[BaseException] | None) -> None:
 
 
 class LockGuard:
-    """Postpones signal handlers of the main thread while it takes or releases a lock of the standard library.
+    """Postpones exceptions of other threads and signal handlers while a thread takes or releases a lock.
 
-    An exception raised there would leave the lock held, and the next user of an event, condition, queue or log would
-    wait forever. A handler is postponed only a few times in succession, because the thread may wait in vain for a lock.
+    An exception raised there would leave a lock of the standard library held, and the next user of an event, condition,
+    queue or log would wait forever. It is postponed only a few times in succession, because the thread may wait for
+    the lock in vain.
     """
 
-    #: The delay before a signal is sent again (seconds), and how often in succession.
+    #: The delay before the next attempt (seconds), and how often in succession.
     DELAY, TIMES = 0.005, 20
 
     def __init__(self) -> None:
         self._times = 0
 
     def must_wait(self, frame: FrameType | None) -> bool:
-        """Return whether a handler that was called in this frame must not raise, but run again after ``DELAY``."""
-        # Outer frames, too: the handler itself is called from such a frame when a second signal interrupts it.
-        while frame is not None and frame.f_code not in _LOCKING:
+        """Return whether nothing must be raised in a thread with this frame now; try again after ``DELAY``."""
+        # Outer frames, too: a handler is called from such a frame when a second signal interrupts it.
+        while frame is not None and not _is_locking(frame.f_code):
             frame = frame.f_back
         self._times = 0 if frame is None else self._times + 1
         return 0 < self._times <= self.TIMES
@@ -143,6 +148,11 @@ class LockGuard:
         timer.daemon = True
         timer.start()
         return True
+
+
+def _is_locking(code: CodeType) -> bool:
+    logging = sys.modules.get("logging")  # may not have been needed yet
+    return code in _LOCKING or (logging is not None and code is logging.Handler.acquire.__code__)
 
 
 def _in_child() -> None:

@@ -1,4 +1,4 @@
-"""Looking at the frames of other threads allocates nothing in them: Python 3.11 may collect garbage at that moment."""
+"""Frames of other threads, and exceptions that are raised in them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import gc
 import os
 import sys
 import threading
-from types import FrameType
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType, SimpleNamespace
 
 import pytest
 
-from monarch_kernel.thread_frames import current_frames, raise_in_thread
-from tests.waiting import patience
+from monarch_kernel.thread_frames import LockGuard, current_frames, raise_in_thread
+from tests.waiting import patience, wait_until
 
 
 def test_outer_frames_of_other_threads_are_made_before_anybody_reads_them() -> None:
@@ -86,3 +88,34 @@ def test_an_exception_for_a_thread_in_c_stops_no_traced_thread(withdrawn: bool) 
         threads[1].join(patience(10))
         os.close(reader)
         os.close(writer)
+
+
+def test_an_exception_waits_until_a_lock_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LockGuard, "TIMES", 10**6)  # however slow the machine
+    gate, left = threading.Lock(), threading.Event()
+    # Its `__enter__` is written in C, as that of a real lock.
+    lock = SimpleNamespace(acquire=None, release=None, __enter__=gate.acquire, __exit__=lambda *_: left.set())
+    gate.acquire()
+
+    def take() -> None:
+        with suppress(ArithmeticError), threading.Condition(lock):  # type: ignore[arg-type]
+            while True:
+                pass
+
+    taker = threading.Thread(target=take, daemon=True)
+    taker.start()
+    wait_until(lambda: _is_in(taker, threading.Condition.__enter__), "it takes the lock")
+    raiser = threading.Thread(target=raise_in_thread, args=(taker.ident, ArithmeticError))
+    raiser.start()
+    wait_until(lambda: not raiser.is_alive() or _is_in(raiser, raise_in_thread), "the exception waits")
+    gate.release()
+    raiser.join(patience(10))
+    taker.join(patience(10))
+    assert left.is_set()
+
+
+def _is_in(thread: threading.Thread, function: Callable[..., object]) -> bool:
+    frame = current_frames().get(thread.ident or 0)
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    return frame is not None
