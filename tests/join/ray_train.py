@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+import time
 from typing import Any
 
 import ray
@@ -27,6 +28,7 @@ def train(config: dict[str, Any]) -> None:
         steps += 1
         ends.fill_(float(os.path.exists(config["ends"])))
         dist.all_reduce(ends, dist.ReduceOp.MAX)
+        time.sleep(0.02)
     print(f"rank {dist.get_rank()} ends after {steps} steps", flush=True)
 
 
