@@ -22,6 +22,8 @@ from monarch_kernel.runtime.node.link import MAX_HEADER, Link, memory_left
 from monarch_kernel.runtime.node.poller import Poller
 from tests.waiting import patience
 
+DEADLINE = patience(10)
+
 
 class End:
     """One end of a link that collects what it gets."""
@@ -101,7 +103,7 @@ def test_messages_arrive_whole_however_the_bytes_are_cut(poller: Poller, sizes: 
                 end.link.receive()
         at = min(len(data), at + cut)
         end.link.receive()
-    end.all.get(patience(10))
+    end.all.get(DEADLINE)
     assert end.got == want
     end.link.close()
     theirs.close()
@@ -124,7 +126,7 @@ def test_both_ways_with_bodies_larger_than_any_socket_buffer(poller: Poller) -> 
     assert left.got == [("b", big), ("b2", big), ("b3", b"small")]
     assert left.link.queued == right.link.queued == 0
     left.link.close()
-    right.closed.get(5)
+    right.closed.get(DEADLINE)
 
 
 def test_what_was_sent_before_there_was_a_socket_is_sent_in_order(poller: Poller) -> None:
@@ -136,10 +138,10 @@ def test_what_was_sent_before_there_was_a_socket_is_sent_in_order(poller: Poller
     right.link.attach(theirs)
     left.link.attach(ours)
     left.link.send(header("3"))
-    right.all.get(5)
+    right.all.get(DEADLINE)
     assert [name for name, _ in right.got] == ["1", "2", "3"]
     left.link.close()
-    right.closed.get(5)
+    right.closed.get(DEADLINE)
 
 
 def test_a_link_that_takes_over_sends_the_queue_of_the_waiting_one(poller: Poller) -> None:
@@ -152,10 +154,10 @@ def test_a_link_that_takes_over_sends_the_queue_of_the_waiting_one(poller: Polle
     arrived.link.take_over(waiting.link)
     waiting.link.send(header("2"))  # by somebody who still holds the old one
     arrived.link.send(header("3"))
-    right.all.get(5)
+    right.all.get(DEADLINE)
     assert [name for name, _ in right.got] == ["1", "2", "3"]
     arrived.link.close()
-    right.closed.get(5)
+    right.closed.get(DEADLINE)
 
 
 def test_sending_on_a_closed_link_goes_nowhere(poller: Poller) -> None:
@@ -163,7 +165,7 @@ def test_sending_on_a_closed_link_goes_nowhere(poller: Poller) -> None:
     end = End(poller)
     end.link.attach(ours)
     theirs.close()
-    end.closed.get(5)
+    end.closed.get(DEADLINE)
     end.link.send(header("x"), b"y")
     end.link.send(header("x"), b"y" * 1_000_000)
     assert end.link.closed and end.link.queued == 0
@@ -181,7 +183,7 @@ def test_what_could_wait_goes_ahead_of_the_next_message_to_that_peer(poller: Pol
         sender.link.send(header("late"), b"x" * size)
         assert [peer for peer, _ in poller.late] == ["another"]
         poller.late.clear()
-        receiver.all.get(5)
+        receiver.all.get(DEADLINE)
     assert receiver.got == [("early", b""), ("late", b"x" * 10), ("early", b""), ("late", b"x" * 100_000)]
     sender.link.close()
     receiver.link.close()
@@ -215,15 +217,15 @@ def test_what_cannot_be_taken_ends_the_link_with_its_cause_at_both_ends(
         another.link.attach(theirs)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     left.link._sock.sendall(data)
-    right.closed.get(5)
-    left.closed.get(5)
+    right.closed.get(DEADLINE)
+    left.closed.get(DEADLINE)
     assert why in right.link.ended
     assert left.link.ended == f"the other side gave it up: {right.link.ended}"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     other.wanted = 1
     friend.link.send(header("still there"))
-    other.all.get(5)
+    other.all.get(DEADLINE)
     for end in (friend, other):
         end.link.close()
 
@@ -236,8 +238,8 @@ def test_a_message_that_an_older_side_does_not_know_is_named(poller: Poller, mon
     left.link.attach(ours)
     right.link.attach(theirs)
     left.link.send(encode(newer(1)))
-    right.closed.get(5)
-    left.closed.get(5)
+    right.closed.get(DEADLINE)
+    left.closed.get(DEADLINE)
     why = "does not know message 250{}: install the newer version on all hosts"
     assert right.link.ended == f"monarch_kernel {__version__} {why.format('')}"
     assert left.link.ended == f"the other side gave it up: monarch_kernel {__version__} {why.format(' (Newer)')}"
@@ -286,8 +288,8 @@ def test_a_handler_that_raises_ends_its_link_and_no_other(
     right.link.on_message = stumble
     left.link.send(header("1"), b"x" * size)
     left.link.send(header("2"))
-    left.closed.get(5)
-    right.closed.get(5)
+    left.closed.get(DEADLINE)
+    right.closed.get(DEADLINE)
     assert said == ["1"]
     assert left.link.ended.endswith("a message could not be handled (LookupError: over a stone)")
     assert "this is a bug in monarch_kernel" in caplog.text
@@ -302,7 +304,7 @@ def test_a_message_that_announces_more_than_it_sends_takes_no_memory(poller: Pol
     assert end.link.receive()
     assert resident() - before < 50_000_000
     theirs.close()
-    end.closed.get(5)
+    end.closed.get(DEADLINE)
 
 
 def resident() -> int:
@@ -333,7 +335,7 @@ def test_a_link_that_is_drained_by_its_own_handler_keeps_its_framing(poller: Pol
     cut = len(data) - 500
     rest = data[cut:]
     theirs.sendall(data[:cut])
-    end.all.get(5)
+    end.all.get(DEADLINE)
     assert [name for name, _ in end.got] == ["1", "2", "3"]
     theirs.close()
-    end.closed.get(5)
+    end.closed.get(DEADLINE)

@@ -17,6 +17,8 @@ from monarch_kernel.runtime.node.future import Future, gathered
 from monarch_kernel.runtime.node.poller import Poller
 from tests.waiting import patience
 
+DEADLINE = patience(10)
+
 
 @pytest.fixture
 def poller() -> Iterator[Poller]:
@@ -55,7 +57,7 @@ def pipe(poller: Poller) -> Iterator[Pipe]:
 
 def test_the_thread_that_waits_handles_the_event_itself(poller: Poller, pipe: Pipe) -> None:
     pipe.theirs.send(b"x")
-    assert pipe.future.get(5) == b"x"
+    assert pipe.future.get(DEADLINE) == b"x"
     assert pipe.handled_by == threading.get_ident()
 
 
@@ -63,7 +65,7 @@ def test_a_wait_ends_at_its_deadline_and_the_result_can_be_had_later(poller: Pol
     with pytest.raises(TimeoutError, match="pipe"):
         pipe.future.get(0.01)
     pipe.theirs.send(b"late")
-    assert pipe.future.get(5) == b"late"
+    assert pipe.future.get(DEADLINE) == b"late"
     assert pipe.future.get() == b"late"
 
 
@@ -72,7 +74,7 @@ def test_the_background_thread_takes_over_when_nobody_waits(poller: Poller, pipe
     seen = threading.Event()
     pipe.future.add_done_callback(lambda _f: seen.set())
     pipe.theirs.send(b"x")
-    assert seen.wait(5)
+    assert seen.wait(DEADLINE)
     assert pipe.handled_by not in (0, threading.get_ident())
 
 
@@ -80,10 +82,10 @@ def test_a_waiter_takes_the_lead_from_the_background_thread(poller: Poller, pipe
     poller.start_background()
     first: Future[None] = Future(poller)
     poller.call_later(0.05, lambda: first._resolve(None))  # by then the background thread leads
-    first.get(5)
+    first.get(DEADLINE)
     other = Pipe(poller)
     timer = poller.call_later(0.05, lambda: other.theirs.sendall(b"y"))
-    assert other.future.get(5) == b"y"
+    assert other.future.get(DEADLINE) == b"y"
     assert timer.callback is not None
     other.close()
 
@@ -101,7 +103,7 @@ def test_many_waiters_each_get_theirs_whoever_leads(poller: Poller) -> None:
     for k in (5, 0, 7, 3, 1, 6, 2, 4):
         pipes[k].theirs.send(str(k).encode())
     for thread in threads:
-        thread.join(patience(10))
+        thread.join(DEADLINE)
     assert results == {k: str(k).encode() for k in range(8)}
     for made in pipes:
         made.close()
@@ -111,7 +113,7 @@ def test_a_future_resolved_by_another_thread_wakes_the_leader(poller: Poller) ->
     future: Future[int] = Future(poller)
     thread = threading.Timer(0.02, lambda: future._resolve(3))
     thread.start()
-    assert future.get(5) == 3
+    assert future.get(DEADLINE) == 3
     thread.join()
 
 
@@ -127,7 +129,7 @@ def test_waiting_inside_the_delivery_of_a_message_is_refused_instead_of_hanging(
 
     pipe.future.add_done_callback(callback)
     pipe.theirs.send(b"x")
-    pipe.future.get(5)
+    pipe.future.get(DEADLINE)
     assert "hand the work to a thread" in str(caught[0])
 
 
@@ -144,7 +146,7 @@ def test_a_handler_that_raises_does_not_end_the_poller(
     poller.register(bad.ours.fileno(), raising)
     bad.theirs.send(b"x")
     pipe.theirs.send(b"y")
-    assert pipe.future.get(5) == b"y"
+    assert pipe.future.get(DEADLINE) == b"y"
     assert "bug in monarch_kernel" in caplog.text
     bad.close()
 
@@ -152,10 +154,10 @@ def test_a_handler_that_raises_does_not_end_the_poller(
 def test_ctrl_c_ends_a_wait_and_loses_nothing(poller: Poller, pipe: Pipe) -> None:
     poller.call_later(0.01, lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
-        pipe.future.get(patience(10))
+        pipe.future.get(DEADLINE)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     pipe.theirs.send(b"x")
-    assert pipe.future.get(5) == b"x"
+    assert pipe.future.get(DEADLINE) == b"x"
 
 
 def test_ctrl_c_ends_the_wait_of_a_main_thread_that_follows(poller: Poller, pipe: Pipe) -> None:
@@ -167,10 +169,10 @@ def test_ctrl_c_ends_the_wait_of_a_main_thread_that_follows(poller: Poller, pipe
     timer = threading.Timer(0.02, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        pipe.future.get(patience(10))
+        pipe.future.get(DEADLINE)
     leading._resolve(None)
-    thread.join(5)
-    timer.join(5)
+    thread.join(DEADLINE)
+    timer.join(DEADLINE)
 
 
 def test_a_handler_that_does_not_raise_lets_the_wait_go_on(poller: Poller, pipe: Pipe) -> None:
@@ -179,7 +181,7 @@ def test_a_handler_that_does_not_raise_lets_the_wait_go_on(poller: Poller, pipe:
     try:
         poller.call_later(0.01, lambda: os.kill(os.getpid(), signal.SIGINT))
         poller.call_later(0.05, lambda: pipe.theirs.sendall(b"x"))
-        assert pipe.future.get(5) == b"x"
+        assert pipe.future.get(DEADLINE) == b"x"
     finally:
         signal.signal(signal.SIGINT, before)
     assert heard == [signal.SIGINT]
@@ -200,7 +202,7 @@ def test_timers_run_in_order_and_can_be_cancelled(poller: Poller) -> None:
     poller.call_later(0.01, lambda: seen.append("first"))
     poller.call_later(0.25, lambda: seen.append("never")).cancel()
     poller.call_later(0.5, lambda: done._resolve(None))
-    done.get(5)
+    done.get(DEADLINE)
     assert seen == ["first", "second"]
 
 
@@ -208,7 +210,7 @@ def test_a_timer_that_is_years_away_is_in_nobodys_way(poller: Poller, pipe: Pipe
     timers = [poller.call_later(far, lambda: None) for far in (1e10, 1e300)]
     future: Future[None] = Future(poller)
     poller.call_later(0.01, lambda: future._resolve(None))
-    future.get(5)
+    future.get(DEADLINE)
     for timer in timers:
         timer.cancel()
 
@@ -257,7 +259,7 @@ def test_an_event_loop_wakes_up_while_another_thread_polls(poller: Poller) -> No
     poller.call_later(0, leading.set)
     other = threading.Thread(target=lambda: never.get(10))
     other.start()
-    assert leading.wait(5)
+    assert leading.wait(DEADLINE)
 
     async def main() -> str:
         return await asyncio.wait_for(loop.run_in_executor(None, lambda: "done"), 5)
@@ -266,7 +268,7 @@ def test_an_event_loop_wakes_up_while_another_thread_polls(poller: Poller) -> No
     loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()
     never._resolve(None)
-    other.join(5)
+    other.join(DEADLINE)
 
 
 def test_what_can_wait_is_said_before_the_leader_sleeps(poller: Poller, pipe: Pipe) -> None:
@@ -274,7 +276,7 @@ def test_what_can_wait_is_said_before_the_leader_sleeps(poller: Poller, pipe: Pi
     poller.on_late = lambda peer, message: said.append((peer, message))
     poller.say_late("a", "first")
     poller.call_later(0.01, lambda: pipe.theirs.sendall(b"x"))
-    pipe.future.get(5)
+    pipe.future.get(DEADLINE)
     assert said == [("a", "first")]
 
 
@@ -285,13 +287,13 @@ def test_what_can_wait_wakes_a_leader_that_sleeps(poller: Poller) -> None:
     poller.call_later(0.01, asleep.set)
 
     def say() -> None:
-        assert asleep.wait(5)
+        assert asleep.wait(DEADLINE)
         poller.say_late("a", "now")
 
     thread = threading.Thread(target=say)
     thread.start()
-    assert said.get(5) == "now"
-    thread.join(5)
+    assert said.get(DEADLINE) == "now"
+    thread.join(DEADLINE)
 
 
 def test_what_waits_for_one_peer_is_not_given_to_another(poller: Poller) -> None:
