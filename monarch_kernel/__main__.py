@@ -53,7 +53,7 @@ _COMMANDS = {
     "exec": _Command("exec", "run a command on the hosts of a job"),
     "shell": _Command("exec", "open a shell on a host of a job"),
     "forward": _Command("exec", "forward a TCP port of a host of a job to this machine"),
-    "completion": _Command("completion", "print the completion script for bash or zsh"),
+    "completion": _Command("install", "print the completion script for bash or zsh"),
     "keys": _Command("keys", "make keys for controllers and workers, and maintain lists of keys that may connect"),
 }
 

@@ -36,6 +36,7 @@
 This module only exports names; ``monarch_kernel.runtime.actor`` has the code.
 """
 
+from monarch_kernel.loading import after_import
 from monarch_kernel.protocol import trace_records
 from monarch_kernel.protocol.main_module import install_rank_main, main_names
 from monarch_kernel.protocol.messages import ProcUnresponsive, StackRead
@@ -47,7 +48,6 @@ from monarch_kernel.runtime.actor.execution.collectives import WAITING, called_m
 from monarch_kernel.runtime.actor.execution.message_gate import StillBusy
 from monarch_kernel.runtime.actor.execution.postmortem import Failure
 from monarch_kernel.runtime.actor.extensions import TensorArgument, use_display
-from monarch_kernel.runtime.actor.import_hooks import after_import
 from monarch_kernel.runtime.actor.inspection.activity import (
     Awaited,
     Running,

@@ -1,4 +1,4 @@
-"""Speed up the import of this package: skip two slow imports of msgspec, and pause garbage collection."""
+"""Import hooks: skip two slow imports of msgspec, pause garbage collection, and call back after an import."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import builtins
 import gc
 import os
 import sys
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any
@@ -73,4 +74,40 @@ class _Finder:
             execute(module)
 
         spec.loader.exec_module = exec_module
+        return spec
+
+
+def after_import(name: str, then: Callable[[object], object]) -> None:
+    """Call ``then(module)`` once this process has imported the module ``name``; at once if it already has."""
+    module = sys.modules.get(name)
+    if module is not None:
+        then(module)
+    else:
+        sys.meta_path.insert(0, _Watcher(name, then))  # type: ignore[arg-type]
+
+
+class _Watcher:
+    """A finder that lets one import proceed, and then calls back."""
+
+    def __init__(self, name: str, then: Callable[[object], object]) -> None:
+        self._name = name
+        self._then = then
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """See ``importlib.abc.MetaPathFinder``."""
+        if name != self._name:
+            return None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)  # type: ignore[arg-type]
+        from importlib.util import find_spec  # takes as long to load as this module
+
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._then(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -1,9 +1,15 @@
-"""``monarch-kernel install`` and ``uninstall``: register this environment's kernel with Jupyter, or remove it."""
+"""Make this environment known to Jupyter and shells: ``monarch-kernel install``, ``uninstall`` and ``completion``.
+
+``install`` registers the kernel of this environment with Jupyter, and ``uninstall`` removes it. ``completion`` prints a
+script that completes the commands of ``monarch-kernel`` in a shell.
+"""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
+from collections.abc import Iterable, Sequence
 
 from monarch_kernel.kernel.install import DISPLAY_NAME, KERNEL_NAME, InstallError, install, uninstall
 
@@ -49,3 +55,73 @@ def _run_uninstall(options: argparse.Namespace) -> int:
         return 1
     print(f"Removed {place}")
     return 0
+
+
+#: Shell scripts that call this program for completions. If it returns none, the shell completes file names.
+_SCRIPTS = {
+    "bash": """\
+_monarch_kernel() {
+  local IFS=$'\\n'
+  COMPREPLY=($(monarch-kernel completion words -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+}
+complete -o default -F _monarch_kernel monarch-kernel
+""",
+    "zsh": """\
+#compdef monarch-kernel
+_monarch_kernel() {
+  local -a found
+  found=("${(@f)$(monarch-kernel completion words -- "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+  [[ -n "$found" ]] && compadd -a found || _files
+}
+compdef _monarch_kernel monarch-kernel
+""",
+}
+_JOB_COMMANDS = ("status", "logs", "kill", "shell", "forward")
+
+
+def add_completion_command(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``monarch-kernel completion``."""
+    parser.description = (
+        'Prints the completion script for monarch-kernel. In ~/.bashrc: eval "$(monarch-kernel '
+        'completion bash)"; in ~/.zshrc, after compinit: eval "$(monarch-kernel completion zsh)".'
+    )
+    parser.add_argument(
+        "shell", choices=[*_SCRIPTS, "words"], help="words: print the completions of the following words"
+    )
+    parser.add_argument("words", nargs="*", metavar="WORD", help="with words: the words after monarch-kernel")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.shell in _SCRIPTS:
+        print(_SCRIPTS[options.shell], end="")
+        return 0
+    words = options.words or [""]
+    found = {shlex.quote(each) for each in _candidates(words) if each.startswith(words[-1])}
+    print("\n".join(sorted(found)))  # a shell inserts them into its line unchanged
+    return 0
+
+
+def _candidates(words: Sequence[str]) -> Iterable[str]:
+    """Return the candidates for the last word, given the words before it."""
+    from monarch_kernel.__main__ import command_parser, commands
+    from monarch_kernel.launchers.host_request import add_provider_options, job_ids, provider_of, source_names
+
+    if len(words) == 1:
+        return commands()
+    command, before, word = words[0], words[-2], words[-1]
+    parser = command_parser(command)
+    if parser is None or "--" in words[1:-1]:
+        return ()
+    on = provider_of(parser, words[1:-1])
+    if command == "up" and on:
+        add_provider_options(parser, on)
+    options = {name: action for action in parser._actions for name in action.option_strings}
+    action = options.get(before)
+    if action is not None and action.nargs != 0:
+        return job_ids() if before == "--job" else map(str, action.choices or ())
+    if word.startswith("-"):
+        return [name for name in options if name.startswith("--")]
+    if command in _JOB_COMMANDS:
+        return job_ids()
+    return set(source_names()) - {"local", *job_ids()} if command == "up" and not on else ()

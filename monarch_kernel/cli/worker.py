@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 if TYPE_CHECKING:
     import argparse
 
-    from monarch_kernel.runtime.host.worker_exec import RunDir
-    from monarch_kernel.runtime.host.worker_start import WorkerStart
+    from monarch_kernel.runtime.host.worker_start import RunDir, WorkerStart
 
 
 class _Option(NamedTuple):
@@ -151,8 +150,7 @@ def _field(option: _Option) -> str:
 
 def _run(options: argparse.Namespace | SimpleNamespace) -> int:
     from monarch_kernel.protocol.worker_addresses import worker_address
-    from monarch_kernel.runtime.host.worker_exec import exec_worker, marked_run
-    from monarch_kernel.runtime.host.worker_start import WorkerStart, report_failure
+    from monarch_kernel.runtime.host.worker_start import WorkerStart, exec_worker, marked_run, report_failure
 
     start = WorkerStart(
         address=options.listen,
@@ -210,7 +208,7 @@ def _become_worker(
     options: argparse.Namespace | SimpleNamespace, start: WorkerStart, run_dir: RunDir, first: int
 ) -> NoReturn:
     """Become the worker in the same interpreter."""
-    from monarch_kernel.runtime.host.worker_exec import stay_worker
+    from monarch_kernel.runtime.host.worker_main import start_here
 
     if options.log:
         _redirect(_absolute(options.log))
@@ -220,7 +218,7 @@ def _become_worker(
         _end_first(first, 0)
         return found
 
-    stay_worker(start, run_dir, complete, first)
+    start_here(start, run_dir, complete, first)
 
 
 def _leave_session() -> int:

@@ -387,13 +387,13 @@ def test_what_runs_async_actors_is_loaded_once_for_those_that_need_it(host: Host
     def without() -> None:
         import sys
 
-        assert "monarch_kernel.runtime.rank.async_actors" not in sys.modules
+        assert "monarch_kernel.runtime.actor.execution.async_instance" not in sys.modules
 
     def with_it() -> None:
         import gc
         import sys
 
-        assert "monarch_kernel.runtime.rank.async_actors" in sys.modules
+        assert "monarch_kernel.runtime.actor.execution.async_instance" in sys.modules
         assert not any(found is sys.modules["asyncio"] for found in gc.get_objects())  # frozen, so shared with others
 
     (before,) = host.spawn(preload=preload)

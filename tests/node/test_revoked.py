@@ -15,8 +15,7 @@ from monarch_kernel.protocol.keys import Keys, allow_list, load_keys, make_key_f
 from monarch_kernel.protocol.keys.allow_list import add_key, revoke_keys
 from monarch_kernel.protocol.keys.identity import read_key_file
 from monarch_kernel.runtime.node.tcp import channel
-from monarch_kernel.runtime.node.tcp.addresses import split
-from monarch_kernel.runtime.node.tcp.dial import OUR_KEY
+from monarch_kernel.runtime.node.tcp.dial import OUR_KEY, split
 from tests.conftest import wait_until
 from tests.node.tcpside import Side, header
 

@@ -47,7 +47,7 @@ QUOTING = {
     "monarch_kernel/cli/doctor.py",
     "monarch_kernel/launchers/scripts.py",
     "monarch_kernel/kernel/views.py",
-    "monarch_kernel/cli/completion.py",
+    "monarch_kernel/cli/install.py",
     "monarch_kernel/launchers/spmd_job.py",
 }
 #: What only a script for a shell has.

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from workspace_sync.model.errors import StoreError, TamperedError
 from workspace_sync.model.manifest import DIGEST_SIZE, EarlyFile, FileEntry, Manifest, digest_of, entry_path, printable
-from workspace_sync.store.failures import explain
 from workspace_sync.store.objects import Objects, digest_of_file, umask, write_all
+from workspace_sync.store.records import explain
 from workspace_sync.store.tree import Descriptor, TreeFolder
 
 #: The target in the record of such a slot.

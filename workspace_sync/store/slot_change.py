@@ -22,9 +22,9 @@ from workspace_sync.model.errors import StoreError, TamperedError
 from workspace_sync.model.manifest import FileEntry, Folder, Manifest, changes, digest_of, entry_path, printable
 from workspace_sync.store.early_tree import EarlyTree
 from workspace_sync.store.examination import HeldManifest, without
-from workspace_sync.store.failures import ExplainedErrors, explain
 from workspace_sync.store.kept import Keeper, open_files, resolved
 from workspace_sync.store.objects import Facts, copy, digest_of_file, reflink, umask, write_all
+from workspace_sync.store.records import ExplainedErrors, explain
 from workspace_sync.store.sources import ContentLocation, Sources
 from workspace_sync.store.tree import Descriptor, TreeFolder
 

@@ -13,9 +13,8 @@ from monarch_kernel.environment import SYNC_KEEP
 from monarch_kernel.private_files import NotPrivateError, PrivateFolder
 from workspace_sync.model.errors import StoreError
 from workspace_sync.model.workspace import sync_folder
-from workspace_sync.store.failures import explain
 from workspace_sync.store.objects import Facts, Objects, probe
-from workspace_sync.store.records import StoreRecord, read_record, write_record
+from workspace_sync.store.records import StoreRecord, explain, read_record, write_record
 from workspace_sync.store.sources import Donor
 from workspace_sync.store.tree import TreeFolder
 from workspace_sync.store.workspace_folder import WorkspaceFolder

@@ -21,7 +21,6 @@ from workspace_sync.model.manifest import Manifest, ManifestError, delta, patche
 from workspace_sync.model.manifest import changes as differences
 from workspace_sync.store.early_tree import EARLY, EarlyTree, emptied
 from workspace_sync.store.examination import HeldManifest, Problem, compared, empty, examined, glanced
-from workspace_sync.store.failures import explain
 from workspace_sync.store.kept import (
     Footprint,
     Inventory,
@@ -43,6 +42,7 @@ from workspace_sync.store.records import (
     ManifestRecord,
     SlotRecord,
     boot_id,
+    explain,
     read_record,
     remove_record,
     write_record,

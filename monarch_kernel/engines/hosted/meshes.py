@@ -16,8 +16,7 @@ from monarch_kernel.output import calling_origin
 from monarch_kernel.protocol.messages import OK, Create, ProcStatus, StopActor
 from monarch_kernel.protocol.refs import ProcRef
 from monarch_kernel.protocol.serialize import dumps_flat, explain, loads
-from monarch_kernel.runtime.actor.calls.pending import ManyCall
-from monarch_kernel.runtime.actor.calls.requests import send_to_all
+from monarch_kernel.runtime.actor.calls.pending import ManyCall, send_to_all
 from monarch_kernel.runtime.actor.calls.target import ReportedDeaths
 from monarch_kernel.runtime.actor.meshes.actor_mesh import settled
 from monarch_kernel.runtime.mesh.shape import Region

@@ -31,7 +31,7 @@ from monarch_kernel.runtime.node.audit import Audit
 from monarch_kernel.runtime.node.link import Link, LinkError
 from monarch_kernel.runtime.node.poller import Poller
 from monarch_kernel.runtime.node.tcp import dial
-from monarch_kernel.runtime.node.tcp.addresses import resolve, split
+from monarch_kernel.runtime.node.tcp.dial import resolve, split
 
 #: The time without ranks after which the process ends (seconds). Launchers may restart ranks within this time.
 IDLE = 5.0

@@ -13,8 +13,8 @@ import weakref
 from types import FunctionType
 from typing import Any
 
+from monarch_kernel.loading import after_import
 from monarch_kernel.protocol.main_module import MAIN, arrivals, arrived_before, install_rank_main
-from monarch_kernel.runtime.actor.import_hooks import after_import
 
 #: Keys of classes and functions that have been sent or received, and the reverse.
 _keys: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()

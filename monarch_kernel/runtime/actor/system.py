@@ -49,7 +49,7 @@ from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import LARGE, Apart, loads
 from monarch_kernel.runtime.actor import process
 from monarch_kernel.runtime.actor.calls.caster import Caster
-from monarch_kernel.runtime.actor.calls.requests import acknowledge, ask_agent
+from monarch_kernel.runtime.actor.calls.pending import acknowledge, ask_agent
 from monarch_kernel.runtime.actor.calls.target import ReportedDeaths
 from monarch_kernel.runtime.actor.definition import ActorSpec, spec_of
 from monarch_kernel.runtime.actor.errors import MeshFailure
@@ -58,8 +58,7 @@ from monarch_kernel.runtime.actor.execution.collectives import fault_body
 from monarch_kernel.runtime.actor.execution.instance import ActorInstance, Client, Instance, on_peers_failed
 from monarch_kernel.runtime.actor.execution.message_gate import MessageGate
 from monarch_kernel.runtime.actor.extensions import tensor_functions
-from monarch_kernel.runtime.actor.healing.healer import Healer
-from monarch_kernel.runtime.actor.healing.held_calls import HeldCalls
+from monarch_kernel.runtime.actor.healing.healer import Healer, HeldCalls
 from monarch_kernel.runtime.actor.hosts.placing import Placements
 from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh, proc_mesh_of, proc_mesh_of_this_process
 from monarch_kernel.runtime.actor.ports.holders import PortHolders, arrived
@@ -69,9 +68,8 @@ from monarch_kernel.runtime.actor.wire_types import Body, Buffers, LocalLink, Me
 from monarch_kernel.runtime.mesh.shape import Extent
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.interfaces import LargeBodies
-from monarch_kernel.runtime.node.node import Node
+from monarch_kernel.runtime.node.node import Node, provide_node
 from monarch_kernel.runtime.supervision import Notice, Tree
-from monarch_kernel.runtime.transfer import node_provider
 from monarch_kernel.subscriptions import Subscribers
 
 if TYPE_CHECKING:
@@ -697,4 +695,4 @@ def _message_bodies() -> LargeBodies:
 
 
 process.set_controller_factory(_make_controller)
-node_provider.provide(lambda: process.get_system().node)
+provide_node(lambda: process.get_system().node)

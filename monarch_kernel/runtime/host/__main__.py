@@ -56,7 +56,7 @@ def main() -> None:
         serve_forks(theirs, config.id, config.run_dir, config.lock_fd, config.sys_path, controller)
     theirs.close()
     forkserver.set_name("monarch-agent")
-    from monarch_kernel.runtime.host.owned_agent import OwnedAgent
+    from monarch_kernel.runtime.host.agent import OwnedAgent
 
     logging.basicConfig(format="%(asctime)s agent %(levelname)s %(message)s", level=logging.INFO)
     sys.exit(OwnedAgent(config, ours, pid, controller).run())

@@ -3,11 +3,11 @@
 The agent is one process with one thread, which only polls. It runs no user code and unpickles nothing. It forks its
 fork server before it opens anything, so that ranks inherit none of its descriptors.
 
-``Agent`` is the base class of all agents. ``owned_agent`` defines the agent that belongs to one controller,
-``worker_agent`` the one that serves any controller. When an agent ends, it leaves no process behind. Procs that a
+``Agent`` is the base class of all agents, and ``OwnedAgent`` the agent that belongs to one controller, on its host.
+``worker_agent`` has the one that serves any controller. When an agent ends, it leaves no process behind. Procs that a
 process has started through the agent end when that process is gone.
 
-This file is long because it holds one class, with one handler for each message that a host answers.
+This file is long because ``Agent`` has one handler for each message that a host answers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import logging
 import math
 import os
 import pickle
+import select
 import signal
 import socket
 import time
@@ -67,7 +68,7 @@ from monarch_kernel.runtime.host.fork_requests import fork_request, is_placed, l
 from monarch_kernel.runtime.host.host_observer import HostObserver
 from monarch_kernel.runtime.host.procs import ForkClient, OomMonitor, Proc
 from monarch_kernel.runtime.host.py_spy import state_of
-from monarch_kernel.runtime.host.start_command import describe_exit
+from monarch_kernel.runtime.host.start_command import AgentConfig, describe_exit
 from monarch_kernel.runtime.node.interfaces import PeerLink
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.node.poller import Poller
@@ -81,6 +82,10 @@ from monarch_kernel.runtime.node.relay import Relay
 DUMP_MAX = 8_000_000
 #: The maximum number of parallel py-spy processes.
 AT_ONCE = 4
+#: A controller that closes its links without a farewell is dead, or dies within this time (seconds).
+_FAREWELL = 5.0
+#: How long an agent that fails checks whether its controller dies at the same time (seconds).
+_LINGER = 1.0
 
 
 class PySpy:
@@ -1020,3 +1025,64 @@ class Agent:
 def _reply(link: PeerLink, call: int, value: bytes | None = None) -> None:
     """Reply to a request as an endpoint would: the body is a pickle (of bytes or None)."""
     link.send(encode(Reply(call, 0, OK)), pickle.dumps(value, 5))
+
+
+class OwnedAgent(Agent):
+    """An agent that lives and dies with its controller.
+
+    It ends when its controller dies, closes its link or requests it, on SIGTERM, and when its fork server dies.
+
+    Args:
+        config: the controller's settings.
+        server: the agent's end of the fork server's socket.
+        server_pid: the fork server's pid.
+        controller: a pidfd of the controller.
+    """
+
+    def __init__(self, config: AgentConfig, server: socket.socket, server_pid: int, controller: int) -> None:
+        owner = config.owner
+        node = Node(config.id, "agent", config.run_dir, config.host, background=False, site=owner.site, gateway=owner)
+        super().__init__(node, server, server_pid)
+        self._config = config
+        self._owner = owner
+        self._controller = controller
+
+    def _begin(self) -> None:
+        self._poller.register(0, self._on_lifeline)
+        # A fork of the controller may hold its sockets open; the pidfd reports its death even then.
+        self._poller.register(self._controller, self._on_controller_dead)
+        self._node.learn(self._owner)
+        self._node.link_to(self._owner.id)
+
+    def _on_lifeline(self, _events: int) -> None:
+        self._poller.unregister(0)
+        self._end("the controller closed its end")
+
+    def _on_controller_dead(self, _events: int) -> None:
+        self._poller.unregister(self._controller)
+        self._end("the controller has died")
+
+    def _on_peer_dead(self, peer: str, death: Death) -> None:
+        if peer == self._owner.id:
+            self._end("the controller's link was closed")
+        else:
+            super()._on_peer_dead(peer, death)
+
+    def _clean_up(self) -> None:
+        super()._clean_up()
+        if self._controller_died(_FAREWELL if self._code == 0 else _LINGER):
+            cleanup.remove_inherited_run_dir(self._node.run_dir, self._config.lock_fd)
+
+    def _controller_died(self, timeout: float) -> bool:
+        """Return whether the controller ended without a farewell; then only this process can remove the run folder."""
+        deadline = time.monotonic() + timeout
+        waiting = [0, self._controller]
+        while (left := deadline - time.monotonic()) > 0:
+            ready = select.select(waiting, [], [], left)[0]
+            if self._controller in ready:
+                return True
+            if 0 in ready:
+                if os.read(0, 1):
+                    return False
+                waiting = [self._controller]  # a dying process closes its descriptors before its pidfd reports the exit
+        return False

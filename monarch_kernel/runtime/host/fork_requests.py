@@ -18,8 +18,8 @@ from monarch_kernel.runtime.host import forkserver
 
 #: The entry point of a forked rank, as text: the host package does not depend on ranks.
 RANK_ENTRY = "monarch_kernel.runtime.rank.main:main"
-#: The module that loads the support for async actors, as text for the same reason.
-ASYNC_ACTORS = "monarch_kernel.runtime.rank.async_actors"
+#: The module of async actors, as text for the same reason. It and its imports are a fifth of what a rank may need.
+ASYNC_ACTORS = "monarch_kernel.runtime.actor.execution.async_instance"
 #: The module that loads the actor API, which most actors import; as text for the same reason.
 ACTOR_API = "monarch_kernel.runtime.rank.actor_api"
 #: The entry point of a rank in its own interpreter.

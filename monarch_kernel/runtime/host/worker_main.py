@@ -44,19 +44,18 @@ def main() -> None:
     server.serve(config._replace(start=start))
 
 
-def start_here(
-    start: WorkerStart, worker: str, run_dir: cleanup.RunDir, complete: Callable[[], WorkerStart], own: int
-) -> NoReturn:
+def start_here(start: WorkerStart, run_dir: cleanup.RunDir, complete: Callable[[], WorkerStart], own: int) -> NoReturn:
     """Become a worker in this process, whose environment has the markers of the run since it was started.
 
     Args:
-        worker: its id, as in its marker.
-        run_dir: its run folder, named in another marker.
+        start: its options, without the key.
+        run_dir: its run folder, named in a marker.
         complete: reads the key, and returns the options with it. It is called after the fork of the fork server, so
             that this and the ranks do not have the key in their memory.
         own: another descriptor that they must not inherit; -1: none.
     """
     gc.disable()
+    worker = os.environ[cleanup.AGENT_MARKER]
     config = WorkerConfig(worker, run_dir.path, run_dir.lock_fd, os.environ.get("PYTHONPATH"), -1, start)
     server = _FirstFork(config, [own, *_own(config)])
     try:

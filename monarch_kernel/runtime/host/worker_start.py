@@ -1,17 +1,26 @@
-"""The start parameters of a worker, and its announcement to waiting processes.
+"""The start of a worker: its parameters, how a process becomes one, and its announcement to waiting processes.
 
-Named tuples, because the process that executes the worker must import little.
+The process continues in ``worker_main``, or executes a new interpreter that does. Cleanup finds all processes of a
+worker by the environment that they were started with. The environment of the worker must therefore contain the marks of
+its run from the start. If launchers set them (``WorkerCommand.marks``), no new interpreter is needed. If one is needed,
+the imports of this module are loaded twice before hosts can be used. They are therefore few, without msgspec or json,
+and the parameters are named tuples.
 """
 
 from __future__ import annotations
 
 import contextlib
+import marshal
 import os
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from monarch_kernel import programs
 from monarch_kernel._version import __version__
 from monarch_kernel.protocol.private_files import write_own_file
+from monarch_kernel.runtime.host import cleanup
+from monarch_kernel.runtime.host.cleanup import RunDir
+from monarch_kernel.runtime.host.start_command import interpreter_command, memfd
 
 if TYPE_CHECKING:
     from monarch_kernel.protocol.announcement import WorkerAnnouncement
@@ -96,3 +105,43 @@ def report_failure(start: WorkerStart, error: Exception) -> None:
     with contextlib.suppress(OSError):
         sys.stderr.write(f"monarch-kernel worker: {error}\n")
         sys.stderr.flush()
+
+
+def marked_run() -> RunDir | None:
+    """Return the run folder named by the marks that this process was started with; None: it has no marks of its own.
+
+    Raises:
+        OSError: the temporary folder is not writable.
+    """
+    run = os.environ.get(cleanup.MARKER, "")
+    if not run.isalnum() or os.environ.get(cleanup.AGENT_MARKER) != f"worker-{run}":
+        return None
+    try:
+        return cleanup.make_run_dir(name=run)
+    except FileExistsError:  # the marks belong to another worker, one of whose ranks has started this process
+        return None
+
+
+def exec_worker(start: WorkerStart) -> NoReturn:
+    """Become a worker: this process executes a fresh interpreter whose environment has the markers of a run.
+
+    Raises:
+        OSError: the temporary folder is not writable.
+    """
+    run_dir = cleanup.make_run_dir()
+    worker = f"worker-{os.urandom(5).hex()}"
+    python_path = os.environ.get("PYTHONPATH")
+    # Not in the config: the fork server and the ranks inherit the config in memory, and must not have the key.
+    key_fd = memfd("key", start.key.encode()) if start.key else -1
+    config = WorkerConfig(worker, run_dir.path, run_dir.lock_fd, python_path, key_fd, start._replace(key=""))
+    fd = memfd("config", marshal.dumps([*config[:-1], list(config.start)]))
+    for inherited in (fd, key_fd, run_dir.lock_fd, start.lifeline, start.folder_lock, *start.announce_to):
+        if inherited >= 0:
+            os.set_inheritable(inherited, True)
+    env = {
+        **os.environ,
+        cleanup.MARKER: cleanup.run_name(run_dir.path),
+        cleanup.AGENT_MARKER: worker,
+        "PYTHONPATH": os.pathsep.join(filter(None, (programs.ROOT, python_path))),
+    }
+    programs.become(interpreter_command(f"{__package__}.worker_main", str(fd)), env)

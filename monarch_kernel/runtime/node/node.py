@@ -704,3 +704,22 @@ class Node:
             self._listener.close()
             remove_socket(self.ref.address)
         self.poller.close()
+
+
+_source: Callable[[], Node] | None = None
+
+
+def provide_node(source: Callable[[], Node]) -> None:
+    """Set the source of the node for the data plane: ``source()`` returns the node, and creates it if there is none.
+
+    The actor system, which is above the data plane, calls this.
+    """
+    global _source
+    _source = source
+
+
+def current_node() -> Node:
+    """Return this process's node."""
+    if _source is None:
+        raise RuntimeError("the data plane needs the actor system: import monarch_kernel.rdma")
+    return _source()

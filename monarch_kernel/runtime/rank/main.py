@@ -29,6 +29,7 @@ import msgspec
 import monarch_kernel.protocol.by_value  # pyright: ignore[reportUnusedImport]
 import monarch_kernel.runtime.actor.meshes.proc_mesh  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel import aliases, environment, logs
+from monarch_kernel.loading import after_import
 from monarch_kernel.protocol import main_module
 from monarch_kernel.protocol.kept_mesh import Adopt
 from monarch_kernel.protocol.messages import ERROR, OK, Bootstrap, ProcRef, RankConfig, Reply
@@ -37,13 +38,12 @@ from monarch_kernel.protocol.observation import ActorActivity, ObserveRank, Rank
 from monarch_kernel.protocol.refs import Death
 from monarch_kernel.protocol.serialize import Body, dumps, loads
 from monarch_kernel.runtime.actor import child_processes, extensions
-from monarch_kernel.runtime.actor.calls.requests import acknowledge
+from monarch_kernel.runtime.actor.calls.pending import acknowledge
 from monarch_kernel.runtime.actor.context import Context, current, shared
 from monarch_kernel.runtime.actor.definition import class_label
 from monarch_kernel.runtime.actor.execution import collectives
 from monarch_kernel.runtime.actor.execution.collectives import fault_body
 from monarch_kernel.runtime.actor.execution.instance import ActorInstance
-from monarch_kernel.runtime.actor.import_hooks import after_import
 from monarch_kernel.runtime.actor.process import set_system
 from monarch_kernel.runtime.actor.system import ActorSystem
 from monarch_kernel.runtime.node.interfaces import PeerLink

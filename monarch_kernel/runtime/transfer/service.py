@@ -34,7 +34,7 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.runtime.node import recorder
 from monarch_kernel.runtime.node.future import Future
-from monarch_kernel.runtime.node.node import Node
+from monarch_kernel.runtime.node.node import Node, current_node
 from monarch_kernel.runtime.transfer import backend_settings, device
 from monarch_kernel.runtime.transfer.backends import (
     Backend,
@@ -49,7 +49,6 @@ from monarch_kernel.runtime.transfer.backends import (
 from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op, OwnerRequest, await_death, death_text
 from monarch_kernel.runtime.transfer.memory import SCRATCH, Layout, Memory, address_of
-from monarch_kernel.runtime.transfer.node_provider import current_node
 from monarch_kernel.runtime.transfer.registration_table import (
     PeerProcess,
     Registration,

@@ -1,4 +1,4 @@
-"""Pending calls: sinks that gather the replies of one or many ranks into a Future.
+"""Pending calls: sinks that gather the replies of one or many ranks into a Future; requests to host agents and ranks.
 
 The thread that reads the result decodes it, not the polling thread. A call ends when all ranks have replied. If a rank
 dies, it ends after a moment for other ranks that die at the same time. If a rank fails, it ends after a short grace
@@ -7,21 +7,37 @@ period for the other answers. A failed rank therefore never blocks a call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from monarch_kernel import environment
 from monarch_kernel.protocol.casts import GONE
 from monarch_kernel.protocol.faults import decode_fault
-from monarch_kernel.protocol.messages import DEAD, OK, Death, DeathKind, PeersFailed, death_of, decode_death
-from monarch_kernel.protocol.serialize import loads
-from monarch_kernel.runtime.actor.calls.target import Target, failure_of, unresponsive_text
+from monarch_kernel.protocol.messages import (
+    DEAD,
+    OK,
+    Death,
+    DeathKind,
+    PeersFailed,
+    ProcRef,
+    Reply,
+    death_of,
+    decode_death,
+)
+from monarch_kernel.protocol.messages import encode as encode_header
+from monarch_kernel.protocol.serialize import dumps, loads
+from monarch_kernel.runtime.actor.calls.target import ReportedDeaths, Target, failure_of, unresponsive_text
 from monarch_kernel.runtime.actor.errors import RankFailure, build_actor_error, build_supervision_error
 from monarch_kernel.runtime.actor.wire_types import Body, Buffers, ReplyBody
+from monarch_kernel.runtime.mesh.shape import SINGLE
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.node.poller import Timer
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.process import System
+    from monarch_kernel.runtime.actor.wire_types import MessageLink, RankedMessage
 
 #: How long a call waits, after a rank died, for others that died with it (seconds).
 DEATH_GRACE = 0.003
@@ -413,3 +429,47 @@ def release_others(
     for rank in waiting:
         node.learn(target.procs[rank])
         node.send(target.procs[rank].id, message)
+
+
+def acknowledge(link: MessageLink, call: int, rank: int, value: object = None) -> None:
+    """Answer a completed request to the runtime with this small value."""
+    link.send(encode_header(Reply(call, rank, OK)), dumps(value)[0])
+
+
+def ask_agent(node: Node, agent: ProcRef, what: str, message: Callable[..., Any], *fields: Any) -> OneCall:
+    """Send ``message(call number, *fields)`` to a host agent. The returned call fails at once if the agent is dead."""
+    target = Target(f"host agent of {agent.host}", agent.id, SINGLE, (agent,), ReportedDeaths())
+    call = OneCall(node, what, target, 0)
+    node.learn(agent)
+    if not node.send(agent.id, message(call._number, *fields)):
+        call.on_peer_dead(agent.id, node.deaths[agent.id])
+    return call
+
+
+def send_to_all(
+    system: System, target: Target, message: RankedMessage, body: Body = b"", sink: ManyCall | None = None
+) -> None:
+    """Send a message to all ranks of a target; its ``rank`` differs for each.
+
+    Args:
+        system: the system of this process.
+        target: the ranks to send to.
+        message: the header; its ``call``, if any, is the number of ``sink``.
+        body: the same for all ranks; large buffers travel inside the message.
+        sink: the call that gets the answers.
+    """
+    node = system.node
+    plan = target.plan_for(system.caster)
+    if plan is not None:
+        system.caster.cast(plan.group, message, body, sink)
+    for rank, ref in enumerate(target.procs) if plan is None else plan.near:
+        link = node.links.get(ref.id)
+        if link is None:
+            node.learn(ref)
+            link = node.link_to(ref.id)
+        if link is None:
+            if sink is not None:
+                sink.on_peer_dead(ref.id, node.deaths[ref.id])
+            continue
+        message.rank = rank
+        link.send(encode_header(message), body)

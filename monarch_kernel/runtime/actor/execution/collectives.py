@@ -29,8 +29,8 @@ from typing import Any
 import msgspec
 
 from monarch_kernel import programs
+from monarch_kernel.loading import after_import
 from monarch_kernel.protocol.faults import capture, encode_fault
-from monarch_kernel.runtime.actor.import_hooks import after_import
 from monarch_kernel.thread_frames import current_frames, without_last_frames
 
 C10D = "torch.distributed.distributed_c10d"

@@ -34,7 +34,7 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
-from monarch_kernel.runtime.actor.calls.requests import acknowledge
+from monarch_kernel.runtime.actor.calls.pending import acknowledge
 from monarch_kernel.runtime.actor.context import Context, current, origin, shared
 from monarch_kernel.runtime.actor.definition import ActorSpec, EndpointSpec
 from monarch_kernel.runtime.actor.errors import ActorError, MeshFailure, RankFailure, build_actor_error

@@ -15,8 +15,7 @@ from monarch_kernel.protocol.messages import Bootstrap, Launch, ProcRef, ProcSpe
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, explain
 from monarch_kernel.runtime.actor import extensions
-from monarch_kernel.runtime.actor.calls.pending import ManyCall
-from monarch_kernel.runtime.actor.calls.requests import ask_agent
+from monarch_kernel.runtime.actor.calls.pending import ManyCall, ask_agent
 from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.context import current
 from monarch_kernel.runtime.actor.healing.healed import HostSource

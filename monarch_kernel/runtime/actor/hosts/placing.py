@@ -16,7 +16,7 @@ import msgspec
 
 from monarch_kernel.protocol.messages import ProcRef, SetPlacement
 from monarch_kernel.protocol.placement import Placement, is_below, moved
-from monarch_kernel.runtime.actor.calls.requests import ask_agent
+from monarch_kernel.runtime.actor.calls.pending import ask_agent
 from monarch_kernel.runtime.actor.meshes.actor_mesh import settled
 from monarch_kernel.runtime.actor.process import System, get_system, started
 from monarch_kernel.runtime.node.future import Future, gathered, nothing

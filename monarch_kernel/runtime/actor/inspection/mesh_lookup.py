@@ -14,7 +14,7 @@ import msgspec
 
 from monarch_kernel.protocol.messages import AskStacks, StackRead
 from monarch_kernel.protocol.refs import Death
-from monarch_kernel.runtime.actor.calls.requests import ask_agent
+from monarch_kernel.runtime.actor.calls.pending import ask_agent
 from monarch_kernel.runtime.actor.context import current
 from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
 from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh

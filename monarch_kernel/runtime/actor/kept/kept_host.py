@@ -33,7 +33,7 @@ from monarch_kernel.protocol.kept_mesh import (
 from monarch_kernel.protocol.messages import Death, DeathKind, ProcRef
 from monarch_kernel.protocol.placement import Placement
 from monarch_kernel.protocol.serialize import dumps_flat, loads
-from monarch_kernel.runtime.actor.calls.requests import ask_agent
+from monarch_kernel.runtime.actor.calls.pending import ask_agent
 from monarch_kernel.runtime.actor.healing.healed import MAX_KEPT_CHECKPOINT, HealError
 from monarch_kernel.runtime.actor.healing.healer import SpawnedActors, SpawnedProcs
 from monarch_kernel.runtime.actor.hosts import daemons

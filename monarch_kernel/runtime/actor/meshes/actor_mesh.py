@@ -11,8 +11,7 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.serialize import dumps_flat, loads
 from monarch_kernel.runtime.actor.calls.endpoint import Endpoint, PlainMethod
-from monarch_kernel.runtime.actor.calls.pending import ManyCall
-from monarch_kernel.runtime.actor.calls.requests import send_to_all
+from monarch_kernel.runtime.actor.calls.pending import ManyCall, send_to_all
 from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.definition import ActorSpec, class_label, spec_of
 from monarch_kernel.runtime.actor.error_text import Called

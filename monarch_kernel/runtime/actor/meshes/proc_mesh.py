@@ -17,8 +17,7 @@ from monarch_kernel.protocol.messages import (
     StopProcs,
 )
 from monarch_kernel.protocol.serialize import explain
-from monarch_kernel.runtime.actor.calls.pending import ManyCall
-from monarch_kernel.runtime.actor.calls.requests import ask_agent, send_to_all
+from monarch_kernel.runtime.actor.calls.pending import ManyCall, ask_agent, send_to_all
 from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.context import calling_origin, current
 from monarch_kernel.runtime.actor.definition import check_constructor, class_label, spec_of

@@ -12,13 +12,13 @@ from contextvars import ContextVar
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+from monarch_kernel.loading import after_import
 from monarch_kernel.protocol.messages import Call
 from monarch_kernel.protocol.serialize import Apart
 from monarch_kernel.protocol.trace_records import CALL, ENDPOINT
 from monarch_kernel.runtime.actor import telemetry
 from monarch_kernel.runtime.actor.calls.pending import StreamCall
 from monarch_kernel.runtime.actor.calls.target import Target
-from monarch_kernel.runtime.actor.import_hooks import after_import
 from monarch_kernel.runtime.actor.tracing import call_hooks
 from monarch_kernel.runtime.actor.wire_types import Body, MessageLink
 from monarch_kernel.runtime.node import recorder

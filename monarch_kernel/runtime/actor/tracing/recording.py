@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from monarch_kernel.loading import after_import
 from monarch_kernel.protocol.messages import AskTrace, Death, ProcRef
 from monarch_kernel.protocol.trace_records import COLLECTIVE, RecordedTrace, decode_recorded, encode_recorded
-from monarch_kernel.runtime.actor.calls.pending import OneCall
-from monarch_kernel.runtime.actor.calls.requests import acknowledge
+from monarch_kernel.runtime.actor.calls.pending import OneCall, acknowledge
 from monarch_kernel.runtime.actor.calls.target import ReportedDeaths, Target
 from monarch_kernel.runtime.actor.execution.collectives import C10D
-from monarch_kernel.runtime.actor.import_hooks import after_import
 from monarch_kernel.runtime.actor.process import System, get_system
 from monarch_kernel.runtime.actor.tracing import call_records
 from monarch_kernel.runtime.actor.wire_types import Body, MessageLink

@@ -17,7 +17,6 @@ from monarch_kernel.runtime.node.audit import Audit
 from monarch_kernel.runtime.node.link import OnClose, OnMessage
 from monarch_kernel.runtime.node.poller import EPOLLIN, Poller
 from monarch_kernel.runtime.node.tcp import channel as greeting
-from monarch_kernel.runtime.node.tcp.addresses import host_and_port, origin, resolve, split
 from monarch_kernel.runtime.node.tcp.channel import (
     HandshakeFailure,
     TlsChannel,
@@ -26,6 +25,7 @@ from monarch_kernel.runtime.node.tcp.channel import (
     let_go,
     speaks,
 )
+from monarch_kernel.runtime.node.tcp.dial import host_and_port, origin, resolve, split
 from monarch_kernel.runtime.node.tcp.link import TcpLink, silence_timeout
 
 log = logging.getLogger(__name__)

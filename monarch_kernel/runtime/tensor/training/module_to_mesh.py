@@ -25,10 +25,8 @@ from monarch_kernel.runtime.tensor.sharded.controller.mesh import Mesh, mesh_fro
 from monarch_kernel.runtime.tensor.sharded.controller.sharded_world import ShardedWorld
 from monarch_kernel.runtime.tensor.sharded.controller.target import ShardedMesh
 from monarch_kernel.runtime.tensor.sharded.controller.values import placements_of
-from monarch_kernel.runtime.tensor.training import rank
 from monarch_kernel.runtime.tensor.training import rank as on_ranks
-from monarch_kernel.runtime.tensor.training.rank import reduced
-from monarch_kernel.runtime.tensor.training.training_state import TrainingState
+from monarch_kernel.runtime.tensor.training.mesh_methods import TrainingState
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
@@ -237,7 +235,7 @@ class RemoteModule(torch.nn.Module):
             first = engine.next_value
             arguments = (self._key, target.key, function, tuple(labels.index(dim) for dim in dims), first)
             with engine.lock:
-                found = engine.ask(target, functools.partial(rank.build, *arguments))[0]
+                found = engine.ask(target, functools.partial(on_ranks.build, *arguments))[0]
                 engine.next_value = first + len(found)
         assert count == 0
         for i, (name, learns, (size, stride, dtype)) in enumerate(found):
@@ -268,7 +266,7 @@ class RemoteModule(torch.nn.Module):
         With this, an optimizer can also live on the ranks, as an attribute of the module.
         """
         target = self._mesh._target
-        return target.engine.ask(target, functools.partial(rank.call, self._key, function, *args))
+        return target.engine.ask(target, functools.partial(on_ranks.call, self._key, function, *args))
 
     def extra_repr(self) -> str:
         """Return the text for `repr`."""
@@ -288,7 +286,7 @@ class _Call(torch.autograd.Function):
         def shapes(key: int, size: int, *fakes: object) -> Any:
             return like(*fakes), torch.zeros(())
 
-        result, ran = target.call(rank.forward, shapes, module._key, size, *inputs, key=("forward", module._key))
+        result, ran = target.call(on_ranks.forward, shapes, module._key, size, *inputs, key=("forward", module._key))
         ctx.module, ctx.inputs, ctx.ran = module, inputs, ran
         return result
 
@@ -304,7 +302,7 @@ class _Call(torch.autograd.Function):
 
         found = iter(
             module._mesh._target.call(
-                rank.backward,
+                on_ranks.backward,
                 alike,
                 module._key,
                 ctx.ran,
@@ -325,7 +323,7 @@ def _rebuilding(module: RemoteModule, arguments: tuple[object, ...]) -> Callable
         if living is not None:
             engine = living._mesh._target.engine
             ranks = set(living._mesh._target.ranks)
-            everywhere(engine, _on_some, ranks, functools.partial(rank.rebuild, *arguments))
+            everywhere(engine, _on_some, ranks, functools.partial(on_ranks.rebuild, *arguments))
 
     return again
 
@@ -343,7 +341,7 @@ def _drop(engine: weakref.ref[TensorEngine], target: weakref.ref[ShardedMesh], k
     if living is None or mesh is None or mesh.error is not None or mesh.procs._stopped:
         return
     try:
-        living.ask_later(mesh, functools.partial(rank.drop, key))
+        living.ask_later(mesh, functools.partial(on_ranks.drop, key))
     except Exception:  # its processes have ended
         pass
 
@@ -520,7 +518,11 @@ class GradientSums:
             return
         with torch.no_grad():
             results = target.call(
-                reduced, _alike, [p.grad for p in parameters], [p.detach() for p in parameters], key="gradients"
+                on_ranks.reduced,
+                _alike,
+                [p.grad for p in parameters],
+                [p.detach() for p in parameters],
+                key="gradients",
             )
         for parameter, gradient in zip(parameters, results):
             parameter.grad = gradient
