@@ -1,4 +1,4 @@
-"""Fixtures that tests of the magics share."""
+"""Fixtures that tests of numerics share."""
 
 from __future__ import annotations
 
@@ -20,3 +20,17 @@ def notebook(folder: Path) -> Iterator[Kernel]:
         yield kernel
     finally:
         stop_kernel(kernel)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """One thread of torch in this process, as ranks have.
+
+    Sums then have one order, and no thread burns processor time while it waits for another one.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -20,7 +20,7 @@ from monarch_kernel.numerics.observer import OUTSIDE, observer
 from monarch_kernel.numerics.recording import Entry, Recording, record
 from tests.numerics.ranks import run_ranks
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread")]
 
 
 class Block(nn.Module):
@@ -66,15 +66,6 @@ def train(model: nn.Module, steps: int = 1, rows: slice = slice(0, 6)) -> list[t
         loss.backward()
         optimizer.step()
     return [each.detach().clone() for each in model.parameters()]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """One thread, as ranks have, so that sums have one order."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

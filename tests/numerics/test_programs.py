@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch  # noqa: F401  # a file with this line is forked from a process that has loaded it
 
-from tests.numerics.programs import BUGS, PROGRAMS
+from bench import silent
+from monarch_kernel.numerics.rules import rules
+from tests.numerics.programs import BUGS, PROGRAMS, common
 from tests.numerics.ranks import run_ranks
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread")]
 
 BY_RULES = [number for number, bug in BUGS.items() if bug.found_by != "compare"]
 BY_COMPARISON = [number for number, bug in BUGS.items() if bug.found_by == "compare"]
@@ -19,9 +22,6 @@ BY_COMPARISON = [number for number, bug in BUGS.items() if bug.found_by == "comp
 
 def train(rank: int, program: str, bug: str, steps: int, every: int) -> dict[str, Any]:
     """Train in this process with all rules; returns the losses and the broken rules."""
-    from monarch_kernel.numerics.rules import rules
-    from tests.numerics.programs import common
-
     found: list[Any] = []
     script = importlib.import_module(f"tests.numerics.programs.{program}")
     model, optimizer = common.begin(script.build_model, script.build_optimizer, bug)
@@ -39,8 +39,6 @@ def trained(program: str, bug: str, folder: Path, steps: int = 6, every: int = 1
 
 def reference(program: str, variant: str, steps: int = 6) -> list[float]:
     """Return the losses of one process that trains the whole model on whole batches."""
-    from tests.numerics.programs import common
-
     script = importlib.import_module(f"tests.numerics.programs.{program}")
     model, optimizer = common.begin(script.build_model, script.build_optimizer, variant)
     return [float(script.step(model, optimizer, number, variant)) for number in range(steps)]
@@ -92,16 +90,12 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str
 def test_a_comparison_with_one_process_names_the_first_wrong_tensor(
     number: str, recordings: tuple[Path, dict[str, list[Path]]]
 ) -> None:
-    from bench import silent
-
     named, is_right = silent.compare_with_reference(number, *recordings)
     assert is_right, f"{named}, not {BUGS[number].phase} {BUGS[number].compared or BUGS[number].where}"
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_right_program_equals_one_process(program: str) -> None:
-    from bench import silent
-
     assert silent.false_alarms(1, [program]) == {program: []}
 
 

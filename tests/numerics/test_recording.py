@@ -22,7 +22,7 @@ from monarch_kernel.numerics.recording import Entry, Recording, record
 from monarch_kernel.numerics.summaries import Shard
 from tests.numerics.ranks import run_ranks
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread")]
 
 WIDTH, WORDS = 16, 32
 
@@ -77,15 +77,6 @@ def train(model: nn.Module, rank: int = 0, ranks: int = 1, steps: int = 2) -> No
         loss_of(model(words), wanted).backward()
         optimizer.step()
         optimizer.zero_grad()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """One thread, as ranks have, so that sums have one order."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 Key = tuple[int, int, int, str, str, str, str]

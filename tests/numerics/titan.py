@@ -1,7 +1,8 @@
-"""TorchTitan's Llama debug model, with tensor parallelism under FSDP2, on CPUs: ``python titan.py WHAT FOLDER``.
+"""TorchTitan's Llama debug model, with tensor parallelism under FSDP2, on CPUs: ``python titan.py FOLDER``.
 
-``train`` trains on the ranks of torchrun; ``check`` compares and replays that in one process afterwards. The last line
-that is printed is JSON. `accelerator` is a module of the notebook on TorchTitan.
+It trains on four ranks, and then compares and replays that in this process. The ranks are those of torchrun's agent,
+forked when this process has loaded TorchTitan, which computes longer than all of their steps. The last line that is
+printed is JSON. `accelerator` is a module of the notebook on TorchTitan.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import uuid
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import accelerator  # pyright: ignore[reportMissingImports]  # before torchtitan
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torchtitan.config import ConfigManager  # pyright: ignore[reportMissingImports]
 from torchtitan.models.llama3 import Transformer, llama3_args  # pyright: ignore[reportMissingImports]
 from torchtitan.train import Trainer  # pyright: ignore[reportMissingImports]
@@ -60,23 +63,30 @@ def trainer(folder: Path, steps: int) -> Any:
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser("titan")
-    parser.add_argument("what", choices=("train", "check"))
     parser.add_argument("folder", type=Path)
-    given = parser.parse_args()
-    folder = given.folder
+    folder = parser.parse_args().folder
     torch.set_num_threads(1)
     logging.disable(logging.INFO)
     warnings.simplefilter("ignore")
-    if given.what == "train":
-        print(json.dumps(trained(folder)))
-    else:
-        print(json.dumps({"comparison": compared(folder / "right"), "replay": replayed(folder, folder / "step", 3)}))
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=4,
+        run_id=str(uuid.uuid4()),
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        start_method="fork",
+    )
+    broken = elastic_launch(config, trained)(folder)
+    found = {"comparison": compared(folder / "right"), "replay": replayed(folder, folder / "step", 3)}
+    print(json.dumps({"broken": [broken[rank] for rank in sorted(broken)], **found}))
 
 
 def trained(folder: Path) -> list[str]:
     """Train three steps that are captured, three that are recorded, and three with rules; return the broken rules.
 
-    Each training builds a trainer. They share the process group, and the imports, which compute longer than all steps.
+    Each training builds a trainer. They share the process group.
     """
     from monarch_kernel.numerics import capture, record
     from monarch_kernel.numerics.rules import rules
