@@ -10,13 +10,14 @@ as not compared.
 from __future__ import annotations
 
 import datetime
-import json
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+import msgspec
 
 from monarch_kernel.display.quantities import few
 
@@ -89,7 +90,8 @@ class Claim:
         what: the noun of the value in a message, such as "values" or "dropout masks".
         why: why it must hold, such as "DistributedDataParallel replicates it".
         line: the line of user code.
-        before: the value before the step, of a parameter that the step trained; otherwise "".
+        before: the value before the step, of a parameter that the step trained, or what no other rank has if that
+            value is unknown; of other parameters "".
         sure: whether it certainly must hold.
         twice: whether it counts only if two checks in succession break it.
         family: the class of the parameter's module, if modules of this class are alike in what they share.
@@ -207,20 +209,21 @@ class Judge:
         return None
 
     def _differing(self, key: tuple[str, str], of: dict[int, Claim]) -> Iterable[tuple[tuple[int, ...], Claim]]:
-        groups: dict[tuple[tuple[int, ...], str], dict[int, Claim]] = {}
+        groups: dict[tuple[tuple[int, ...], str], dict[int, tuple[Claim, str, bool]]] = {}
         unknown: dict[int, Claim] = {}
         for rank, claim in of.items():
             resolved = self._ranks_of(rank, claim)
             if resolved is not None:
                 ranks, why, sure = resolved
-                groups.setdefault((ranks, claim.given), {})[rank] = replace(claim, ranks=ranks, why=why, sure=sure)
+                groups.setdefault((ranks, claim.given), {})[rank] = claim, why, sure
             elif claim.ranks == "replicas":
                 unknown[rank] = claim
         for (ranks, _), found in groups.items():
-            inside = {rank: claim for rank, claim in found.items() if rank in ranks}
-            if len({claim.value for claim in inside.values()}) > 1:
-                odd = _odd({rank: claim.value for rank, claim in inside.items()})
-                yield odd, inside[odd[0]]
+            values = {rank: claim.value for rank, (claim, _, _) in found.items() if rank in ranks}
+            if len(set(values.values())) > 1:
+                odd = _odd(values)
+                claim, why, sure = found[odd[0]]
+                yield odd, replace(claim, ranks=ranks, why=why, sure=sure)
                 return
         yield from self._learned(key, unknown)
 
@@ -404,7 +407,7 @@ class Exchange:
                 self._decided.wait_for(lambda: self._latest == key or self._over.is_set(), seconds)
                 return list(self._verdicts) if self._latest == key else None
         data = self._read(f"{self._prefix}/{key}/verdicts", seconds)
-        return None if data is None else [BrokenRule.from_dict(each) for each in data]
+        return None if data is None else msgspec.json.decode(data, type=list[BrokenRule])
 
     def end(self, seconds: float = 5.0) -> None:
         """End it, after what was sent is judged or the time is over."""
@@ -430,8 +433,8 @@ class Exchange:
                 else:
                     if not self._begins:
                         self._begins[self._rank] = key
-                        self._store.set(f"{self._prefix}/begins/{self._rank}", json.dumps(key))
-                    self._store.set(f"{self._prefix}/{key}/{self._rank}", json.dumps(asdict(message)))
+                        self._store.set(f"{self._prefix}/begins/{self._rank}", key)
+                    self._store.set(f"{self._prefix}/{key}/{self._rank}", msgspec.json.encode(message).decode())
             except Exception as error:  # the job's store is gone, or the job ends
                 if step >= 0:
                     self.missing.append(f"step {step}: {type(error).__name__}: {error}")
@@ -453,9 +456,7 @@ class Exchange:
             if data is None:
                 missing.append(rank)
                 continue
-            messages[rank] = _Message(
-                [_claim(each) for each in data["claims"]], [BrokenRule.from_dict(broken) for broken in data["broken"]]
-            )
+            messages[rank] = msgspec.json.decode(data, type=_Message)
             self._store.delete_key(f"{self._prefix}/{key}/{rank}")
         if step < 0:
             self._conclude(_merged(messages))
@@ -476,7 +477,7 @@ class Exchange:
             self._latest = key
             self._decided.notify_all()
         sent = self._verdicts if waits else []
-        self._store.set(f"{self._prefix}/{key}/verdicts", json.dumps([asdict(each) for each in sent]))
+        self._store.set(f"{self._prefix}/{key}/verdicts", msgspec.json.encode(sent).decode())
         self._written.append(f"{self._prefix}/{key}/verdicts")
         for old in self._written[:-2]:  # all ranks have sent claims about a later step
             self._store.delete_key(old)
@@ -490,7 +491,7 @@ class Exchange:
             first = self._read(f"{self._prefix}/begins/{rank}", left)
             if first is None:
                 return False
-            self._begins[rank] = first
+            self._begins[rank] = first.decode()
         (kind, number), (of, first) = key.split(), self._begins[rank].split()
         return kind == of and int(first) > int(number)
 
@@ -502,12 +503,12 @@ class Exchange:
                 self._reported.add(known)
                 self._report(each)
 
-    def _read(self, name: str, seconds: float) -> Any:
+    def _read(self, name: str, seconds: float) -> bytes | None:
         """Read a key; None if it does not come in time."""
         until = time.monotonic() + seconds
         while not self._over.is_set():
             if self._store.check([name]):
-                return json.loads(self._store.get(name))
+                return self._store.get(name)
             left = min(_SLICE, until - time.monotonic())
             if left <= 0:
                 return None
@@ -535,9 +536,3 @@ def _merged(messages: dict[int, _Message]) -> list[BrokenRule]:
             known = found.setdefault(key, each)
             found[key] = replace(known, ranks=tuple(sorted({*known.ranks, *each.ranks})))
     return list(found.values())
-
-
-def _claim(data: dict[str, Any]) -> Claim:
-    ranks = data["ranks"]
-    fields: dict[str, Any] = {**data, "ranks": ranks if isinstance(ranks, str) else tuple(ranks)}
-    return Claim(**fields)

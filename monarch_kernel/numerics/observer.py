@@ -35,18 +35,22 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from monarch_kernel.debugger.source_locations import shown_file, user_frame
+from monarch_kernel.debugger.source_locations import is_user_frame, shown_file, user_frame
 
 if TYPE_CHECKING:
     from monarch_kernel.numerics.collectives import Collective
     from monarch_kernel.numerics.operations import OperationMode, TorchOperation
 
-Topic = Literal["modules", "gradients", "optimizer", "collectives", "operations"]
-"""A kind of event: calls of modules with the gradients of their tensors; gradients of parameters before reduction;
-steps of optimizers; collectives; torch operations. Begins and ends of steps are always reported."""
+Topic = Literal["modules", "calls", "gradients", "optimizer", "collectives", "operations"]
+"""A kind of event: calls of modules with the gradients of their tensors; these calls with the gradients of whole models
+alone; gradients of parameters before reduction; steps of optimizers; collectives; torch operations. Begins and ends of
+steps are always reported."""
 
 #: What a subscriber receives by default. Operations are observed at a cost for each, so only at request.
 TOPICS: frozenset[Topic] = frozenset(("modules", "gradients", "optimizer", "collectives"))
+# Topics whose events need no place in a forward.
+_OUTSIDE_OF_FORWARDS: frozenset[Topic] = frozenset(("optimizer", "collectives"))
+_CALLS: frozenset[Topic] = frozenset(("modules", "calls"))
 
 # Attributes in which wrappers hold the module that they wrap. They are left out of names.
 _WRAPPED = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
@@ -277,6 +281,7 @@ class _Running:
         frame: the frame that runs it, which detects calls that were left by an exception.
         event: None if it is not reported: wrappers, and modules within a compiled one.
         replays: whether it is a recomputation.
+        has_hooks: whether gradients of its inputs and outputs are reported.
         calls: in the outermost call: how often each module was called, by id.
     """
 
@@ -289,6 +294,7 @@ class _Running:
     place: StepLocation | None = None
     replays: bool = False
     hides: bool = False
+    has_hooks: bool = False
 
 
 _Role = tuple[StepLocation, Literal["grad_input", "grad_output"], str, bool]
@@ -322,6 +328,7 @@ class Observer:
     def _reset(self) -> None:
         self.step = -1
         self._in_step = False
+        self._is_quiet = False  # whether no subscriber wants to know what the latest forward of a model runs
         self._models: dict[int, _Model] = {}  # by id of the root
         self._micros: dict[int, int] = {}  # by id of the called root
         self._micro = 0  # of the latest root
@@ -331,6 +338,7 @@ class Observer:
         self._lines: dict[str, str] = {}  # by name of a module
         self._stepped: set[int] = set()  # ids of parameters
         self._optimized: list[NamedParameter] = []
+        self._stepping: dict[int, list[NamedParameter]] = {}  # by id of an optimizer whose step has begun
         self._roles: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by tensor: its version and its roles
         self._hooked: set[tuple[str, int, int, str, str]] = set()  # roles of this step, as far as they have hooks
 
@@ -467,8 +475,9 @@ class Observer:
             self._thread.is_reporting = was_reporting
 
     def _deliver(self, topic: Topic | None, method: str, args: tuple[object, ...]) -> None:
+        topics = _CALLS if topic == "calls" else frozenset((topic,))
         for each in self._subscriptions:
-            if topic is not None and topic not in each.subscriber.wants:
+            if topic is not None and topics.isdisjoint(each.subscriber.wants):
                 continue
             try:
                 getattr(each.subscriber, method)(*args)
@@ -489,11 +498,19 @@ class Observer:
         if torch.compiler.is_compiling():
             return None
         frame = sys._getframe(1)
+        stack = self._thread.stack
+        if self._is_quiet and stack and module is not stack[-1].module:
+            self._drop_left_calls(stack, frame)
+            if stack:
+                return None
         kwargs: Any = frame.f_locals.get("kwargs")
         return self._begin(module, args, kwargs if isinstance(kwargs, dict) else {}, frame)
 
     def _after_module(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         if torch.compiler.is_compiling():
+            return None
+        stack = self._thread.stack
+        if self._is_quiet and (not stack or module is not stack[-1].module):
             return None
         # torch passes (kwargs, output), or after an exception (output) alone
         output = rest[-1]
@@ -518,6 +535,8 @@ class Observer:
         else:
             running = self._begin_root(module, frame, replays)
         stack.append(running)
+        if self._is_quiet:
+            return None
         if running.hides or _is_wrapper(module):
             if running.hides or type(module).__name__ != _COMPILED:
                 return None
@@ -538,6 +557,7 @@ class Observer:
             self._replays.clear()
             self._backwards.clear()
             self._stepped.clear()
+            self._stepping.clear()
             self._roles = WeakIdKeyDictionary()
             self._hooked.clear()
             for handle in self._leaf_handles:
@@ -555,6 +575,9 @@ class Observer:
         micro = self._micros.get(id(module), 0)
         self._micros[id(module)] = micro + 1
         self._micro = micro
+        self._is_quiet = self.topics <= _OUTSIDE_OF_FORWARDS
+        if self._is_quiet:
+            return _Running(module, frame, model, micro, {})
         self._prepare(module)
         self._enter_operations()
         return _Running(module, frame, model, micro, {})
@@ -576,7 +599,7 @@ class Observer:
             outer = next((each.place.name for each in reversed(stack[:-1]) if each.place is not None), "")
             name = f"{outer}.{type(module).__name__}".lstrip(".")
         whole = name == model.prefix
-        line = _line(running.frame)
+        line = self._line_of(running)
         running.place = StepLocation(
             name, self.step, running.micro, call, line, model.first or not whole, model.last or not whole
         )
@@ -585,6 +608,7 @@ class Observer:
         if running.replays:
             if "modules" in topics:
                 running.event = ModuleCall(running.place, module, args, kwargs, is_compiled=is_compiled)
+                running.has_hooks = True
                 self._hook_tensors(running.event, "grad_input", running.event.inputs(), replays=True)
             return None
         self._lines[name] = line
@@ -593,14 +617,28 @@ class Observer:
             stack = self._thread.stack
             if len(stack) > 1 and stack[-2].place is not None:  # FSDP has gathered them after its own call began
                 self._hook_parameters(stack[-2].module, stack[-2].place.name)
-        if "modules" not in topics:
+        if topics.isdisjoint(_CALLS):
             return None
         event = running.event = ModuleCall(running.place, module, args, kwargs, None, is_root, is_compiled)
-        self._emit("modules", "forward_begins", event)
+        self._emit("calls", "forward_begins", event)
         if event.kwargs is not kwargs:
             kwargs.update(event.kwargs)
-        self._hook_tensors(event, "grad_input", event.inputs())
+        running.has_hooks = whole or is_root or "modules" in topics
+        if running.has_hooks:
+            self._hook_tensors(event, "grad_input", event.inputs())
         return event.args if event.args is not args else None
+
+    def _line_of(self, running: _Running) -> str:
+        """Return the line of user code that makes a call: that of the call around it, if no user code is between."""
+        outer = next((each for each in reversed(self._thread.stack[:-1]) if each.place is not None), None)
+        if outer is None or outer.place is None:
+            return _line(running.frame)
+        at: FrameType | None = running.frame
+        while at is not None and at is not outer.frame:
+            if is_user_frame(at):
+                return _line(at)
+            at = at.f_back
+        return outer.place.line
 
     def _end(self, module: nn.Module, output: Any, failed: bool) -> Any:
         """Leave a call. Returns its output, which a subscriber may have replaced."""
@@ -614,8 +652,9 @@ class Observer:
         if not failed and event is not None:
             event.output = output
             if not running.replays:
-                self._emit("modules", "forward", event)
-            self._hook_tensors(event, "grad_output", event.outputs(), running.replays)
+                self._emit("calls", "forward", event)
+            if running.has_hooks:
+                self._hook_tensors(event, "grad_output", event.outputs(), running.replays)
             output = event.output
         return output
 
@@ -653,7 +692,7 @@ class Observer:
         if self._subscriptions and generation == self._generation:
             gradient = gradient.detach()
             for place, kind, label, is_compiled in roles:
-                self._emit("modules", "backward", ModuleGradient(place, kind, label, gradient, is_compiled))
+                self._emit("calls", "backward", ModuleGradient(place, kind, label, gradient, is_compiled))
 
     def _drop_left_calls(self, stack: list[_Running], frame: FrameType) -> None:
         """Drop calls that an exception has left without torch noticing (`KeyboardInterrupt`)."""
@@ -731,12 +770,13 @@ class Observer:
             self._in_step = True
             self._emit(None, "step_begins", 0)
         if "optimizer" in self.topics:
-            self._emit("optimizer", "optimizer_begins", optimizer, self._named(optimizer))
+            named = self._stepping[id(optimizer)] = self._named(optimizer)
+            self._emit("optimizer", "optimizer_begins", optimizer, named)
 
     def _after_optimizer(self, optimizer: Optimizer, *_: object) -> None:
         if torch.compiler.is_compiling() or self.step < 0:
             return
-        parameters = self._named(optimizer)
+        parameters = self._stepping.pop(id(optimizer), None) or self._named(optimizer)
         self._optimized.extend(parameters)
         self._emit("optimizer", "optimizer_ends", optimizer, parameters)
         self._stepped.update(id(each.parameter) for each in parameters)
@@ -949,13 +989,16 @@ def _is_trial(frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, 
     return in_stage
 
 
+_exists = functools.lru_cache(maxsize=1024)(os.path.exists)  # asked for each call of a module
+
+
 def _line(frame: FrameType | None) -> str:
     found = user_frame(frame)
     if found is None:
         return ""
     file = found.f_code.co_filename
     shown = shown_file(file)
-    if shown not in cell_files and not os.path.exists(file):
+    if shown not in cell_files and not _exists(file):
         cell_files[shown] = file
     return f"{shown}:{found.f_lineno}"
 

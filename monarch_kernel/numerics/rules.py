@@ -60,7 +60,7 @@ _JUMP, _JUMP_AFTER_WRITE = 100.0, 10.0
 _SAMPLE = 1024
 # Inputs of fewer elements may be equal by chance; so may masks.
 _FEW_FLOATS, _FEW_INTEGERS, _FEW_MASKED = 4, 16, 64
-_DROPOUTS, _MASKED = 8, 1 << 16  # modules whose masks are compared in a step, and elements of each
+_DROPOUTS, _MASKED = 8, 1 << 14  # modules whose masks are compared in a step, and elements of each
 # Memory grows without end if it does so at this many checks in succession, by this many bytes each.
 _GROWTHS, _GROWTH = 20, 1 << 20
 
@@ -78,7 +78,8 @@ class CheckedParameter:
         parameter: the parameter after the step; live, must not be changed.
         norm: the norm of its final local gradient; None if it had none.
         lr: its learning rate; None if no optimizer has it.
-        before, after: hashes of its local part before and after the step.
+        before, after: hashes of its local part before and after the step. `before` is "" if a sample of its elements
+            moved at the last check: then the sample shows that it moves.
         update: the root mean square of its change, measured on a sample of its elements.
         groups: the groups of ranks, with this one, that hold the same part of it, and why that is known. None if
             nothing is known; then rank 0 learns it from gradients and values (`claims.Judge`).
@@ -102,12 +103,17 @@ class CheckedParameter:
     is_constant: bool = False
     optimizer: Optimizer | None = None
     is_held: bool = False
-    _sample: torch.Tensor | None = None
+    _sample: torch.Tensor | None = None  # before the step
 
     @property
     def has_moved(self) -> bool:
-        """Whether any element changed in the step."""
-        return self.before != self.after
+        """Whether any element changed in the step. True if that is unknown; see `is_doubtful`."""
+        return not self.before or self.before != self.after
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether no sampled element changed, and others may have: the next step that is checked will show it."""
+        return not self.before and not self.update
 
 
 @dataclass(slots=True)
@@ -136,7 +142,7 @@ class CheckedMask:
     Attributes:
         name: the module's name.
         digest: a hash of which of its first elements it dropped.
-        inputs: a hash of its whole input.
+        inputs: a hash of its whole input; "" if no ranks hold parts of one model.
         line: the line of user code that called it.
     """
 
@@ -253,7 +259,7 @@ def replicas(step: CheckedStep) -> Iterator[Finding]:
         if not each.after:
             continue
         if each.groups is None:
-            trained = each.before if each.norm else ""
+            trained = (each.before or f"rank {step.rank}") if each.norm else ""
             given = CONSTANT if each.is_constant else ""
             yield step.equal(each.name, each.after, "replicas", before=trained, given=given, family=each.family)
             continue
@@ -350,13 +356,15 @@ def _unmoved(step: CheckedStep) -> Iterator[Finding]:
     for optimizer, _ in step.optimizers:
         own = [each for each in step.parameters if each.optimizer is optimizer and each.norm and each.lr]
         still = [each for each in own if not each.has_moved and _should_move(each)]
+        doubtful = [each for each in own if each.is_doubtful]
         for each in own:
             counts[each.name] = counts.get(each.name, 0) + 1 if each in still else 0
         # An optimizer that moves nothing for some steps may accumulate gradients by itself.
-        needed = 2 if len(still) < len(own) else 4
+        needed = 2 if len(still) + len(doubtful) < len(own) else 4
         names = [each.name for each in still if counts[each.name] == needed]
         if still and not names:
             step.next_step_too = step.next_step_too or any(counts[each.name] < needed for each in still)
+        step.next_step_too = step.next_step_too or bool(doubtful)
         if names:
             shown = few(names, 3)
             yield step.broken(
@@ -422,6 +430,8 @@ def random(step: CheckedStep) -> Iterator[Finding]:
         more: dict[str, Any] = {"line": each.line, "what": "dropout masks"}
         why = "data-parallel ranks need masks of their own"
         yield step.different(each.name, each.digest, step.data_ranks, why=why, **more)
+        if not each.inputs:
+            continue
         why = "the activations differ on these ranks, which therefore need masks of their own"
         yield step.different(each.name, each.digest, step.model_ranks, given=each.inputs, why=why, **more)
         why = "the activations are equal on these ranks, which therefore need equal masks"
@@ -535,6 +545,10 @@ class RuleCheck(Subscriber):
         self._exchange: Exchange | None = None
         self._step: CheckedStep | None = None
         self._captured: dict[int, CheckedParameter] = {}  # by id of a parameter
+        self._reads_values = bool(_OF_VALUES & set(names)) or not set(_BUILT_IN).issuperset(names)
+        # Whether masks depend on the inputs of other ranks. Not so where all ranks of all parameters are known.
+        self._compares_model_ranks = True
+        self._moving: set[str] = set()  # names of parameters whose samples moved at the last check
         self._replicas: _Replicas | None = None  # of this step
         self._backwards = False
         self._roots: set[str] = set()  # names of models
@@ -613,8 +627,8 @@ class RuleCheck(Subscriber):
             self._connect(rank, size, has_group)
         if self._on_mesh is not None:
             self._begin_on_mesh()
-        elif {"data", "random"} & set(self.names) or len(self.names) > len(_BUILT_IN):
-            self.wants = frozenset(("optimizer", "modules"))
+        elif {"data", "random"} & set(self.names) or not set(_BUILT_IN).issuperset(self.names):
+            self.wants = frozenset(("optimizer", "calls"))
         self._backwards = False
 
     def _begin_on_mesh(self) -> None:
@@ -678,9 +692,8 @@ class RuleCheck(Subscriber):
         live = source.reshape(-1)[:_MASKED] != 0
         dropped = (result.reshape(-1)[:_MASKED] == 0) & live
         if int(live.sum()) >= _FEW_MASKED and int(dropped.sum()) >= _FEW_FLOATS:
-            step.masks.append(
-                CheckedMask(event.place.name, hash_of_part(dropped), hash_of_part(source), event.place.line)
-            )
+            inputs = hash_of_part(source) if self._compares_model_ranks else ""
+            step.masks.append(CheckedMask(event.place.name, hash_of_part(dropped), inputs, event.place.line))
 
     def backward(self, event: ModuleGradient) -> None:
         self._backwards = True
@@ -721,10 +734,14 @@ class RuleCheck(Subscriber):
         local = [local_of(parameter) for _, parameter in named]
         grads = [None if each.grad is None else local_of(each.grad) for _, each in named]
         norms = _norms([each for each in grads if each is not None])
+        described: list[CheckedParameter] = []
         for (name, parameter), part, grad in zip(named, local, grads):
+            norm = None if grad is None else next(norms)
             if part.device.type == "meta":
                 continue
-            found = described(name, parameter, None if grad is None else next(norms))
+            found = CheckedParameter(name, parameter, norm)
+            if self._reads_values and name not in self._moving:
+                found.before = hash_of_part(part)
             holder = held.get(id(parameter))
             if holder is not None:
                 found.optimizer, found.lr = optimizer, float(holder.group.get("lr", 0.0))
@@ -732,6 +749,11 @@ class RuleCheck(Subscriber):
             if found.groups is None and grad is not None and found.norm:
                 found.gradient = hash_of_part(grad)
             self._captured[id(parameter)] = found
+            described.append(found)
+        if self._reads_values:
+            sample_parameters(described)
+        for found in described:
+            found.is_constant = found.groups is None and _is_constant(found)
 
     def optimizer_ends(self, optimizer: Optimizer, parameters: Sequence[NamedParameter]) -> None:
         self._nested = max(0, self._nested - 1)
@@ -744,10 +766,7 @@ class RuleCheck(Subscriber):
             return
         if self._mesh_check is not None and self._on_mesh is not None:
             self._mesh_check.ends(parameters)
-        for each in parameters:
-            found = self._captured.get(id(each.parameter))
-            if found is not None:
-                measure_update(found)
+        measure_updates([found for each in parameters if (found := self._captured.get(id(each.parameter))) is not None])
         if self._ends_later:
             self.step_ends(observer().step)
 
@@ -846,8 +865,12 @@ class RuleCheck(Subscriber):
         """Add what is known at the end of a step."""
         step.parameters = list(self._captured.values())
         self._captured = {}
+        self._moving = moving_names(step.parameters)
+        known = all(each.groups is not None for each in step.parameters)
+        self._compares_model_ranks = not known or step.model_ranks != "model"
         for each in step.parameters:
-            each.after = hash_of_part(each.parameter)
+            if self._reads_values:
+                each.after = hash_of_part(each.parameter)
             each.is_held = each.parameter in self._held
         step.memory = memory_in_use()
 
@@ -965,14 +988,31 @@ class _Replicas:
                     step.buffers.append((name, local_of(buffer)))
 
 
-def described(name: str, parameter: torch.Tensor, norm: float | None) -> CheckedParameter:
-    """Describe a parameter before a step; `norm` is that of its gradient."""
-    part = local_of(parameter)
-    found = CheckedParameter(name, parameter, norm, before=hash_of_part(part))
-    found._sample = _sample(part)
-    if part.numel():
-        found.is_constant = bool((found._sample == found._sample[0]).all()) and bool((part == part.flatten()[0]).all())
-    return found
+def sample_parameters(parameters: Sequence[CheckedParameter]) -> None:
+    """Copy a sample of each parameter before a step, with one copy for all of a kind."""
+    for together in _by_kind(parameters):
+        samples = [_sample(each.parameter) for each in together]
+        parts = torch.cat(samples).split([len(each) for each in samples])
+        for each, part in zip(together, parts, strict=True):
+            each._sample = part
+
+
+def _by_kind(parameters: Iterable[CheckedParameter]) -> list[list[CheckedParameter]]:
+    """Return the parameters with elements here, by device and type of their elements."""
+    found: dict[tuple[torch.device, torch.dtype], list[CheckedParameter]] = {}
+    for each in parameters:
+        part = local_of(each.parameter)
+        if part.numel():
+            found.setdefault((part.device, part.dtype), []).append(each)
+    return list(found.values())
+
+
+def _is_constant(found: CheckedParameter) -> bool:
+    """Return whether all elements of a parameter are equal; first of its sample, which is quick."""
+    sample = found._sample
+    if sample is None or not bool((sample == sample[0]).all()):
+        return False
+    return bool((local_of(found.parameter) == sample[0]).all())
 
 
 def _gradient_claims(step: CheckedStep) -> list[Claim]:
@@ -982,11 +1022,21 @@ def _gradient_claims(step: CheckedStep) -> list[Claim]:
     ]
 
 
-def measure_update(found: CheckedParameter) -> None:
-    """Measure how far a step has moved a parameter."""
-    if found._sample is not None:
-        change = _sample(local_of(found.parameter)).double() - found._sample.double()
-        found.update = float(change.square().mean().sqrt()) if change.numel() else 0.0
+def moving_names(parameters: Iterable[CheckedParameter]) -> set[str]:
+    """Return the names of parameters whose samples moved in a step, so that the next check needs no hash before it."""
+    return {each.name for each in parameters if 0 < each.update < math.inf}
+
+
+def measure_updates(parameters: Sequence[CheckedParameter]) -> None:
+    """Measure how far a step has moved parameters, on their samples, with one wait for a device."""
+    for together in _by_kind(each for each in parameters if each._sample is not None):
+        before = [each._sample for each in together if each._sample is not None]
+        after = torch.cat([_sample(each.parameter) for each in together])
+        change = after.double() - torch.cat(before).double()
+        parts = list(change.split([len(each) for each in before]))
+        each_norm: Any = torch._foreach_norm(parts)  # pyright: ignore[reportPrivateImportUsage]
+        for each, part, norm in zip(together, parts, torch.stack(each_norm).tolist(), strict=True):
+            each.update = norm / math.sqrt(len(part))
 
 
 def _same_part(mesh: Any, placements: Sequence[Any], rank: int) -> tuple[int, ...]:
@@ -1037,9 +1087,10 @@ def _input_digest(tensors: list[torch.Tensor]) -> str:
     return " ".join(digests) if is_telling else ""
 
 
-def _sample(part: torch.Tensor) -> torch.Tensor:
-    flat = part.detach().reshape(-1)
-    return flat[:: max(1, flat.numel() // _SAMPLE)][:_SAMPLE].clone()
+def _sample(parameter: torch.Tensor) -> torch.Tensor:
+    """Return evenly spaced elements of the local part of a parameter; a view where that is contiguous."""
+    flat = local_of(parameter).reshape(-1)
+    return flat[:: max(1, flat.numel() // _SAMPLE)][:_SAMPLE]
 
 
 def _norms(tensors: list[torch.Tensor]) -> Iterator[float]:
@@ -1102,6 +1153,8 @@ def memory_in_use() -> tuple[int, str]:
 
 #: Rules that are kept by construction, because one process reads the batch, seeds the ranks and sets learning rates.
 BY_CONSTRUCTION = ("data", "random", "lr")
+# Built-in rules that need the values of parameters.
+_OF_VALUES = frozenset(("replicas", "updates"))
 
 
 class MeshCheck:
@@ -1205,6 +1258,7 @@ class _RankState:
     outside: set[str] = field(default_factory=set[str])  # parameters that no model has
     buffers: list[tuple[str, torch.Tensor]] = field(default_factory=list[tuple[str, torch.Tensor]])
     notes: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    moving: set[str] = field(default_factory=set[str])  # names of parameters whose samples moved at the last check
     error: str = ""
 
 
@@ -1237,8 +1291,11 @@ def describe_here(
         parameter = value.detach()
         parameter.grad = None if gradient is None else gradient.detach()
         norm = None if gradient is None else float(torch.linalg.vector_norm(local_of(gradient).float()))
-        found = described(name, parameter, norm)
-        found.lr = rate
+        found = CheckedParameter(name, parameter, norm, lr=rate)
+        if name not in state.moving:
+            found.before = hash_of_part(parameter)
+        sample_parameters([found])
+        found.is_constant = _is_constant(found)
         state.parameters[name] = found
         if rate is not None:
             state.numbers[name] = number
@@ -1257,7 +1314,7 @@ def measure_here(value: torch.Tensor, key: str, name: str) -> None:
             gradient = found.parameter.grad
             found.parameter = value.detach()
             found.parameter.grad = gradient
-            measure_update(found)
+            measure_updates([found])
 
     _note_here(key, note)
 
@@ -1287,6 +1344,7 @@ def check_here(
             for finding in run_rule(name, rule, step):
                 claims.append(finding) if isinstance(finding, Claim) else broken.append(finding)
         claims += _gradient_claims(step)
+        state.moving = moving_names(step.parameters)
         state.parameters, state.numbers, state.outside, state.buffers = {}, {}, set(), []
     return step.rank, [asdict(each) for each in claims], [asdict(each) for each in broken], step.next_step_too
 

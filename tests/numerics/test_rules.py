@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -297,6 +300,85 @@ def test_a_gradient_that_no_optimizer_has_is_possibly_wrong() -> None:
         training.step()
     said = training.said()
     assert "updates possibly broken at step 1" in said and "0.weight, 0.bias get gradients, but no optimizer" in said
+
+
+def test_a_parameter_that_stops_moving_later_is_named_once_its_whole_value_was_compared() -> None:
+    training = Training()
+    for _ in range(3):
+        training.step()
+    weight = training.model[2].weight
+    held = weight.detach().clone()
+    training.optimizer.register_step_post_hook(lambda *_: weight.data.copy_(held))
+    training.step()  # a sample does not move: reason enough to look closer at the next steps, and no more
+    assert training.found == []
+    for _ in range(2):
+        training.step()
+    said = training.said()
+    assert "Rule updates broken at step 5, rank 0" in said and "2.weight did not move in 2 checked steps" in said
+
+
+def test_a_parameter_moves_if_elements_outside_of_its_sample_do(own_rule: list[CheckedStep]) -> None:
+    training = Training()
+    training.model[0] = torch.nn.Embedding.from_pretrained(torch.rand(4096, 8), freeze=False)
+    training.optimizer = torch.optim.SGD(training.model.parameters(), lr=0.1)
+    for word in (0, 0, 3, 3, 3, 3):  # every fourth word has a part in the sample
+        training.optimizer.zero_grad()
+        training.model(torch.tensor([word])).mean().backward()
+        training.optimizer.step()
+    assert training.said() == ""
+    found = [next(each for each in step.parameters if each.name == "0.weight") for step in own_rule]
+    assert [bool(each.update) for each in found] == [True, True, False, False, False, False]
+    assert [each.is_doubtful for each in found] == [False, False, True, False, False, False]
+    assert all(each.has_moved for each in found)
+
+
+def called(model: torch.nn.Module, every: int, step: int) -> Counter[str]:
+    """Count the calls of our functions, hooks of tensors and system calls for files in one step of a model."""
+    counts: Counter[str] = Counter()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and "monarch_kernel" in frame.f_code.co_filename:
+            counts[frame.f_code.co_name] += 1
+        elif event == "c_call" and argument.__module__ == "posix":
+            counts["system"] += 1
+        elif event == "call" and frame.f_code.co_name == "register_hook":
+            counts["register_hook"] += 1
+
+    with rules(every=every, report=None):
+        for number in range(step + 1):
+            optimizer.zero_grad()
+            sys.setprofile(profile if number == step else None)
+            try:
+                model(torch.randn(3, 4)).mean().backward()
+                optimizer.step()
+            finally:
+                sys.setprofile(None)
+    return counts
+
+
+def test_an_unchecked_step_costs_two_hooks_a_module_that_look_at_nothing() -> None:
+    """What rules cost between two checks: no line is looked up, no tensor read or hooked, no file asked for."""
+    few, many = (
+        called(torch.nn.Sequential(*(torch.nn.Tanh() for _ in range(count)), torch.nn.Linear(4, 4)), 10, 3)
+        for count in (10, 30)
+    )
+    more = many - few
+    named = {
+        "_is_wrapper": 40,
+        "walk": more["walk"],
+        "<genexpr>": more["<genexpr>"],
+    }  # modules and parameters are named
+    hooks = {"_before_module": 20, "_after_module": 20, "_drop_left_calls": 20}
+    assert {name: count for name, count in more.items() if count >= 20} == hooks | named
+    assert not {"hash_of", "_line", "user_frame", "_hook_tensors", "register_hook", "system"} & set(many)
+
+
+def test_a_checked_step_hashes_a_parameter_once_and_hooks_only_the_whole_model() -> None:
+    layers = [torch.nn.Linear(4, 4) for _ in range(10)]
+    counts = called(torch.nn.Sequential(*layers), 2, 4)
+    assert counts["hash_of"] == 2 * len(layers) + 1  # weights and biases after the step, and the input
+    assert counts["register_hook"] <= 2  # of the model's input and output
 
 
 def test_two_models_with_an_optimizer_each_are_right() -> None:
