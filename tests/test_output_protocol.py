@@ -159,32 +159,28 @@ def test_a_torn_record_does_not_swallow_the_rest_for_ever() -> None:
     assert "z" * 500 in text_of(events)
 
 
-def test_display_id_update_clear_and_error() -> None:
+def test_display_id_update_and_clear() -> None:
     update = {"data": {}, "metadata": {}, "display_id": "d", "update": True}
     data = b"".join(
         [
             *output_records.encode_message("display", "c", 1, update),
             *output_records.encode_message("clear", "c", 2, {"wait": True}),
-            *output_records.encode_message("error", "c", 3, {"ename": "E", "evalue": "v", "traceback": ["l1", "l2"]}),
         ]
     )
     events = decode(data)
-    assert [e.kind for e in events] == ["display", "clear", "error"]
+    assert [e.kind for e in events] == ["display", "clear"]
     assert events[0].data["display_id"] == "d"
     assert events[0].data["update"] is True
     assert events[1].data == {"wait": True}
-    assert events[2].data["traceback"] == ["l1", "l2"]
 
 
 def test_plain_text_is_what_a_person_would_have_seen() -> None:
-    error = {"ename": "E", "evalue": "v", "traceback": ["tb"]}
     chunks = [
         (1, b"".join(output_records.encode_text("stdout", "c", b"one\n"))),
         (2, b"two\n"),
         (1, b"".join(output_records.encode_message("result", "c", 1, {"data": {"text/plain": "42"}}))),
-        (1, b"".join(output_records.encode_message("error", "c", 2, error))),
     ]
-    assert output_records.plain_text(chunks) == "one\ntwo\n42\ntb\n"
+    assert output_records.plain_text(chunks) == "one\ntwo\n42\n"
 
 
 def test_bad_arguments() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 from monarch_kernel.debugger.model.evidence import Evidence
 from monarch_kernel.debugger.model.stops import Bound, Breakpoint, ErrorRecord, StackSnapshot, Stop, StopFrame
@@ -181,9 +181,9 @@ def _renamed(value: object, names: dict[str, str]) -> object:
         changed = {field.name: _renamed(getattr(value, field.name), names) for field in fields(value)}
         return replace(value, **changed)
     if type(value) is tuple:
-        return tuple(_renamed(each, names) for each in cast("tuple[Any, ...]", value))
+        return tuple(_renamed(each, names) for each in cast("tuple[object, ...]", value))
     if isinstance(value, Mapping):
-        return {key: _renamed(each, names) for key, each in cast("Mapping[Any, Any]", value).items()}
+        return {key: _renamed(each, names) for key, each in cast("Mapping[object, object]", value).items()}
     return value
 
 

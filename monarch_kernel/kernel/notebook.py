@@ -159,7 +159,7 @@ def _differ(old: type, new: type) -> bool:
     return old is not new and old.__module__ == new.__module__ == "__main__" and _code(old) != _code(new)
 
 
-def _code(cls: type) -> dict[str, Any]:
+def _code(cls: type) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, member in vars(cls).items():
         function = getattr(member, "__wrapped__", None) or member

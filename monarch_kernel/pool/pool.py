@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from monarch_kernel.actor import ActorError, ProcMesh, SupervisionError, ValueMesh
+from monarch_kernel.actor import ActorError, Future, ProcMesh, SupervisionError, ValueMesh
 from monarch_kernel.meshes import format_ranks
 from monarch_kernel.output import calling_origin, on_behalf_of
 from monarch_kernel.pool.pool_executor import Control, PoolExecutor, TaskInterrupted
@@ -72,11 +72,11 @@ class TaskFuture(ThreadFuture[Any]):
 @dataclass(slots=True)
 class _Task:
     future: TaskFuture
-    send: Callable[[Any, int], Any]  # (the rank's worker, the task's number) -> a Future
+    send: Callable[[Any, int], Future[object]]  # (the rank's worker, the task's number) -> a Future
     cell: str
     since: float = 0.0  # the time at which it was sent
     sent: bool = False  # whether it was sent before, to a rank that died or that it was withdrawn from
-    call: Any = None  # of the latest rank; an answer to an earlier one is ignored
+    call: Future[object] | None = None  # of the latest rank; an answer to an earlier one is ignored
     withdrawing: bool = False
     died: list[int] = field(default_factory=list[int])
 
@@ -132,11 +132,13 @@ class Pool:
         for rank in self.alive:
             self._workers[rank].forget.call_one(key)
 
-    def submit(self, function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, object]) -> TaskFuture:
+    def submit(
+        self, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> TaskFuture:
         """Queue one call."""
         return self._put(lambda worker, number: worker.run.call_one(number, function, args, kwargs))
 
-    def submit_items(self, key: int, first: int, items: list[tuple[Any, ...]], keep: bool) -> TaskFuture:
+    def submit_items(self, key: int, first: int, items: list[tuple[object, ...]], keep: bool) -> TaskFuture:
         """Queue a chunk of items of a map."""
         last = first + len(items) - 1
         title = f"item {first} of the map" if last == first else f"items {first}-{last} of the map"
@@ -154,7 +156,7 @@ class Pool:
             if numbers and rank not in self._dead:
                 self._controls[rank].cancel.call_one(numbers)
 
-    def _put(self, send: Callable[[Any, int], Any], title: str = "") -> TaskFuture:
+    def _put(self, send: Callable[[Any, int], Future[object]], title: str = "") -> TaskFuture:
         future = TaskFuture(self, next(_numbers))
         future.title = title or future.title
         with self._lock:
@@ -211,7 +213,7 @@ class Pool:
             )
         return soonest
 
-    def _withdrawn(self, rank: int, task: _Task, call: Any) -> None:
+    def _withdrawn(self, rank: int, task: _Task, call: Future[object]) -> None:
         try:
             dropped = call.get()
         except Exception:  # the rank has died, which ends the task's call, too, if that has not ended
@@ -257,7 +259,7 @@ class Pool:
                 lambda call, rank=rank, task=task: self._events.put(partial(self._ended, rank, task, call))
             )
 
-    def _ended(self, rank: int, task: _Task, call: Any) -> None:
+    def _ended(self, rank: int, task: _Task, call: Future[object]) -> None:
         # It was withdrawn; or just now, and the answer to that comes next.
         if task.call is not call or (task.withdrawing and not task.future.interrupted and _dropped(call)):
             return
@@ -314,7 +316,7 @@ class Pool:
         return error
 
 
-def _dropped(call: Any) -> bool:
+def _dropped(call: Future[object] | None) -> bool:
     """Return whether the call of a task has ended before the task began, or was interrupted."""
     if call is None or not call.done():
         return False
@@ -333,7 +335,7 @@ _pools_lock = threading.Lock()
 def pool_of(procs: ProcMesh) -> Pool:
     """Return the pool of a mesh (or slice). The first call creates it."""
     with _pools_lock:
-        pools: dict[Any, Pool] = procs._shared.setdefault("pools", {})
+        pools: dict[object, Pool] = procs._shared.setdefault("pools", {})
         key = (tuple(procs.extent.labels), tuple(procs._region.ranks()))
         pool = pools.get(key)
         if pool is None:

@@ -119,7 +119,7 @@ class ByValuePickler(cloudpickle.Pickler):
             fill = _fill_function
         return make, arguments, (state, slots), items, pairs, fill
 
-    def _with_anew(self, names: dict[str, Any]) -> dict[str, object]:
+    def _with_anew(self, names: dict[str, object]) -> dict[str, object]:
         """Mark recreated values among the attributes of a class, or the globals of a function."""
         if MADE_ANEW.isdisjoint(map(type, names.values())):
             return names
@@ -149,7 +149,7 @@ class ByValuePickler(cloudpickle.Pickler):
                     return f"{name}, {kind} of {owner.__qualname__}"
         return ""
 
-    def _reduce_part(self, obj: Any, kind: type) -> Any:
+    def _reduce_part(self, obj: Any, kind: type) -> object:
         if kind is _WithNames:
             return _first, (obj.value, _Names())
         if kind is Anew:

@@ -154,7 +154,7 @@ class _Description:
         self._pickle_value = pickle_value
         self._seen: dict[int, int] = {}  # in the order in which they were met
 
-    def of(self, value: Any) -> Any:
+    def of(self, value: Any) -> object:
         kind = type(value)
         if kind in (int, float, str, bytes, bool, complex, type(None), type(...)):
             return kind, value
@@ -224,7 +224,7 @@ class _Description:
         rest = (function.__defaults__, function.__kwdefaults__, function.__annotations__, vars(function))
         return function.__qualname__, code, used, cells, [self.of(each) for each in rest]
 
-    def _code(self, code: types.CodeType) -> Any:
+    def _code(self, code: types.CodeType) -> object:
         """Describe a code object without its file and its lines."""
         constants = [self._code(each) if isinstance(each, types.CodeType) else repr(each) for each in code.co_consts]
         shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
@@ -244,7 +244,7 @@ class _Description:
         return out.getvalue()
 
 
-def _content(cell: types.CellType) -> Any:
+def _content(cell: types.CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:

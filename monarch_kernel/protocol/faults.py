@@ -132,7 +132,7 @@ class Fault(msgspec.Struct, array_like=True, frozen=True):
             lines += [f"  | {line}" for part in member.render() for line in part.split("\n")]
         return lines
 
-    def likeness(self) -> tuple[Any, ...]:
+    def likeness(self) -> tuple[object, ...]:
         """Return a key that is equal for faults of the same kind raised at the same place, whatever their messages."""
         return (
             self.module,

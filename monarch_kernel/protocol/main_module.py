@@ -47,7 +47,7 @@ class RankMain(types.ModuleType):
         return _Merged(own, sent) if sent.keys() - own.keys() else own
 
 
-class _Merged(dict[str, Any]):
+class _Merged(dict[str, object]):
     """The result of ``vars(__main__)``. Assignments to it are made in the module."""
 
     def __init__(self, own: dict[str, object], sent: dict[str, object]) -> None:
@@ -63,11 +63,11 @@ class _Merged(dict[str, Any]):
         super().__delitem__(name)
         self._own.pop(name, None)
 
-    def pop(self, name: str, *default: object) -> Any:
+    def pop(self, name: str, *default: object) -> object:
         self._own.pop(name, None)
         return super().pop(name, *default)
 
-    def setdefault(self, name: str, default: object = None) -> Any:
+    def setdefault(self, name: str, default: object = None) -> object:
         if name not in self:
             self[name] = default
         return self[name]
@@ -107,7 +107,7 @@ def arrived_before(value: object, number: int) -> bool:
     return all(at < number for at, each in list(_arrived.items()) if each is value)
 
 
-def _sent(name: str) -> Any:
+def _sent(name: str) -> object:
     """Find the latest received value of this name whose class or function is alive."""
     for each in reversed(list(_arrived.values())):
         value = _names_with(each).get(name, _MISSING)
@@ -136,14 +136,14 @@ def _is_dunder(name: str) -> bool:
 # -- annotations ------------------------------------------------------------------------------
 
 
-class Annotations(dict[str, Any]):
+class Annotations(dict[str, object]):
     """Annotations of a class, some of them as text, with the names of its ``__main__`` that this text contains."""
 
     def __init__(self, annotations: dict[str, object], scope: dict[str, object]) -> None:
         super().__init__(annotations)
         self.scope = scope
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return dict, (dict(self),)
 
 

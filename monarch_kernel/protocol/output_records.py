@@ -31,7 +31,7 @@ from typing import Any, Literal
 import msgspec
 
 Stream = Literal["stdout", "stderr"]
-Kind = Literal["text", "display", "result", "error", "clear", "comm", "begin", "end", "flush"]
+Kind = Literal["text", "display", "result", "clear", "comm", "begin", "end", "flush"]
 
 MAX_RECORD = 4096
 """PIPE_BUF on Linux: the largest write to a pipe that is atomic."""
@@ -49,7 +49,7 @@ _NUMBERS: dict[str, int] = {"stdout": 1, "stderr": 2}
 _MAX_OPEN_MESSAGES = 64
 #: The most headers that a decoder caches: enough for lines of every length in a few cells.
 _MOST_HEADERS = 16_384
-_MESSAGE_KINDS: frozenset[str] = frozenset(("display", "result", "error", "clear", "comm"))
+_MESSAGE_KINDS: frozenset[str] = frozenset(("display", "result", "clear", "comm"))
 
 
 class OutputEvent(msgspec.Struct, frozen=True):
@@ -57,9 +57,8 @@ class OutputEvent(msgspec.Struct, frozen=True):
 
     ``cell`` is the id of the cell that caused it, or "". ``data`` depends on ``kind``: ``text`` the str; ``display``
     and ``result`` a dict with ``data`` (MIME bundle), ``metadata`` and, if given, ``display_id`` and ``update``;
-    ``error`` a dict with ``ename``, ``evalue`` and ``traceback``; ``clear`` a dict with ``wait``; ``comm`` a dict with
-    the ``type``, ``comm`` (its id), ``data``, ``metadata`` and ``buffers`` (base64) of a widget's message; ``flush``
-    the token (str); else None.
+    ``clear`` a dict with ``wait``; ``comm`` a dict with the ``type``, ``comm`` (its id), ``data``, ``metadata`` and
+    ``buffers`` (base64) of a widget's message; ``flush`` the token (str); else None.
     """
 
     cell: str
@@ -374,7 +373,7 @@ def beginning(data: bytes) -> int:
 def plain_text(chunks: Iterable[tuple[int, bytes]]) -> str:
     """Convert ``(fd, bytes)`` chunks of one rank, in order, to the text that a user would have seen.
 
-    Displays and results appear as their plain text, errors as their traceback.
+    Displays and results appear as their plain text.
     """
     decoders = {1: OutputDecoder("stdout"), 2: OutputDecoder("stderr")}
     parts: list[str] = []
@@ -392,8 +391,6 @@ def _plain(event: OutputEvent) -> str:
         bundle = event.data.get("data") or {}
         text = bundle.get("text/plain", "")
         return f"{text}\n" if text else ""
-    if event.kind == "error":
-        return "\n".join(event.data.get("traceback") or ()) + "\n"
     return ""
 
 

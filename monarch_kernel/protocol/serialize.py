@@ -19,10 +19,13 @@ import re
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from monarch_kernel._version import __version__
 from monarch_kernel.protocol.main_module import MAIN
+
+if TYPE_CHECKING:
+    import torch
 
 #: Buffers of at least this many bytes are kept out of the pickle and never copied before they are sent.
 OUT_OF_BAND = 16 * 1024
@@ -137,7 +140,7 @@ def _order(array: Any) -> str:
     return "C" if flags.c_contiguous else "F" if flags.f_contiguous else ""
 
 
-def _rebuild_array(buffer: Any, dtype: str, shape: tuple[int, ...], order: Any) -> object:
+def _rebuild_array(buffer: Any, dtype: str, shape: tuple[int, ...], order: str) -> object:
     return _array_type()(shape, dtype, buffer, 0, None, order)
 
 
@@ -174,7 +177,7 @@ def _reduce_tensor(tensor: Any, kind: type) -> object:
     return _rebuild_tensor, (pickle.PickleBuffer(raw), tensor.dtype, tuple(tensor.shape), tensor.requires_grad, device)
 
 
-def _is_bare(tensor: Any, nbytes: int) -> bool:
+def _is_bare(tensor: torch.Tensor, nbytes: int) -> bool:
     """Return whether a small tensor has nothing but its elements. torch's own pickling keeps everything else.
 
     While the tensor engine is loaded, it alone decides the effect of operations on tensors.
@@ -190,7 +193,7 @@ def _is_bare(tensor: Any, nbytes: int) -> bool:
 
 
 def _rebuild_tensor(
-    buffer: object, dtype: Any, shape: tuple[int, ...], requires_grad: bool, device: int | None = None
+    buffer: object, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool, device: int | None = None
 ) -> object:
     """Rebuild a tensor from this memory, on the GPU with this number.
 

@@ -108,10 +108,6 @@ class Tree:
         """Return the procs on which an actor spawned here has died."""
         return {mesh.procs[rank].id for mesh in self._actors.values() for rank in mesh.dead}
 
-    def owned_by(self, owner: str) -> list[OwnedMesh]:
-        """Return the meshes that an actor owns, oldest first."""
-        return [mesh for known in (self._procs, self._actors) for mesh in known.values() if mesh.owner == owner]
-
     def actor_failed(self, mesh_id: str, rank: int, death: Death) -> list[Notice]:
         """Record that one actor of a mesh died in a living proc."""
         mesh = self._actors.get(mesh_id)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,7 +28,7 @@ LONGEST_PERIOD = 60.0
 #: raised.
 _LEVELS = {"death": "error", "hang": "error", "unresponsive": "warning", "walltime": "warning"}
 
-Message = dict[str, Any]
+Message = dict[str, object]
 """A message as plain JSON values."""
 
 

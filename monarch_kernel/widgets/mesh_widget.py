@@ -11,7 +11,7 @@ import traitlets
 
 from monarch_kernel.widgets.connection import Closable, ViewConnection, comm_sender
 
-Streams = Callable[[Mapping[str, Any], Callable[[dict[str, Any]], object]], Closable]
+Streams = Callable[[Mapping[str, object], Callable[[dict[str, object]], object]], Closable]
 """Begins the stream for a `plot` message; its `points` are pushed."""
 
 

@@ -198,23 +198,22 @@ def test_a_line_of_megabytes_arrives_whole() -> None:
     assert texts(out) == [("c", "stdout", "ä€" * 700_001 + "\n")]
 
 
-def test_displays_errors_and_bytes() -> None:
+def test_displays_and_bytes() -> None:
     out, _ = run(
         """
         output_capture.begin_cell("c")
         print("before", end="")
         output_capture.emit_display({"text/html": "x" * 9000}, display_id="d1")
         output_capture.emit_display({"text/plain": "42"}, result=True)
-        output_capture.emit_error("ValueError", "bad", ["line"])
         output_capture.clear_output(wait=True)
         sys.stdout.buffer.write(b"bytes\\xff\\n")
         output_capture.end_cell("c")
         """
     )
-    assert [e.kind for e in out] == ["begin", "text", "display", "result", "error", "clear", "text", "end"]
+    assert [e.kind for e in out] == ["begin", "text", "display", "result", "clear", "text", "end"]
     shown = {"data": {"text/html": "x" * 9000}, "metadata": {}, "display_id": "d1", "update": False}
     assert out[2].data == shown
-    assert out[6].data == "bytes�\n"
+    assert out[5].data == "bytes�\n"
 
 
 def test_redirected_descriptors_get_c_output_only() -> None:

@@ -81,15 +81,6 @@ def test_the_key_names_the_event_that_a_call_may_have_reported() -> None:
     assert [n.key for n in tree.proc_died("p0", KILLED)] == ["p0"]
 
 
-def test_what_an_owner_owns() -> None:
-    tree = Tree()
-    tree.spawned_procs(mesh("procs", "root", "p0"))
-    tree.spawned_actors(mesh("a", "root", "p0"))
-    tree.spawned_actors(mesh("b", "a-instance", "p0"))
-    assert [m.name for m in tree.owned_by("root")] == ["procs", "a"]
-    assert [m.name for m in tree.owned_by("a-instance")] == ["b"]
-
-
 def test_what_this_process_has_killed_is_nobodys_failure() -> None:
     tree = Tree()
     tree.spawned_procs(mesh("procs", "root", "p0", "p1"))

@@ -43,6 +43,8 @@ from workspace_sync.transfer.messages import (
 if TYPE_CHECKING:
     from monarch_kernel.actor import Port
 
+    _Task = tuple[Port[object], Callable[..., object], tuple[object, ...]]
+
 
 log = logging.getLogger(__name__)
 
@@ -585,8 +587,6 @@ class HostWork:
 
 #: The number of threads that fetch blocks and store their content.
 FETCHERS = 6
-
-_Task = tuple[Any, Callable[..., Any], tuple[Any, ...]]
 
 
 class SyncAgent(Actor):

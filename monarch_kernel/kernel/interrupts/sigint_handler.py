@@ -221,7 +221,7 @@ class SigintMonitor:
         self._read, self._write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._write, False)
         self._thread: threading.Thread | None = None
-        self._unraisable: Callable[[Any], object] = sys.unraisablehook
+        self._unraisable: Callable[[sys.UnraisableHookArgs], object] = sys.unraisablehook
 
     def install(self) -> None:
         """Start the monitor, in the main thread. Call it again when other code may have taken the wakeup pipe."""
@@ -295,7 +295,7 @@ class SigintMonitor:
         if callable(current):
             current(signal.SIGINT, frame)
 
-    def _on_unraisable(self, unraisable: Any) -> None:
+    def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
         """Retry a KeyboardInterrupt that Python drops because no code can catch it."""
         dropped = unraisable.exc_type is KeyboardInterrupt and in_main_thread()
         if not dropped or not self._handler.busy:

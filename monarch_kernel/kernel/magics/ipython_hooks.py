@@ -307,7 +307,7 @@ def matcher(notebook: Notebook, ranks: Introspection) -> object:
     return mesh_matcher
 
 
-class _Nothing(tuple[Any, ...]):
+class _Nothing(tuple[object, ...]):
     """An empty result that still suppresses the notebook's completions: IPython checks that it is not empty."""
 
     def __len__(self) -> int:

@@ -736,7 +736,7 @@ class RawText:
     stream: str
     text: str
     data: MimeBundle | None = None
-    metadata: MimeBundle = field(default_factory=dict[str, Any])
+    metadata: MimeBundle = field(default_factory=dict[str, object])
 
 
 class RawLines:
@@ -770,9 +770,6 @@ class RawLines:
             if set(shown) - {"text/plain"} and self._waiting:
                 last = self._waiting[-1]
                 last.data, last.metadata = shown, data.get("metadata") or {}
-        elif kind == "error":
-            for line in data.get("traceback") or ():
-                self._line(source, "stderr", line)
 
     def take(self, final: bool) -> list[RawText]:
         """Return the lines since the last call, with unfinished ones if `final`. Join adjacent lines of a stream."""
@@ -871,8 +868,6 @@ class CellOutput:
                     update=bool(data.get("update")),
                     result=kind == "result",
                 )
-            elif kind == "error":
-                self._folding.text(source, "stderr", "\n".join(data.get("traceback") or ()) + "\n")
             elif kind == "clear":
                 self._folding.clear(source, bool(data.get("wait")))
             else:

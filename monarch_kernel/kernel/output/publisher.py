@@ -31,7 +31,7 @@ class OwnOutput:
 
     def __init__(self, before: Callable[[], None]) -> None:
         self._before = before
-        self._put: list[tuple[Any, str, Callable[..., Any], Callable[..., Any]]] = []
+        self._put: list[tuple[object, str, Callable[..., object], Callable[..., object]]] = []
         self._thread = 0
         self._pid = 0
         self._busy = False
@@ -57,7 +57,7 @@ class OwnOutput:
                 setattr(stream, name, method)
 
     def _watched(self, method: Callable[..., object]) -> Callable[..., object]:
-        def call(*args: object) -> Any:
+        def call(*args: object) -> object:
             if threading.get_ident() == self._thread and not self._busy and os.getpid() == self._pid:
                 self._busy = True
                 try:
@@ -109,7 +109,7 @@ class RichView:
     id: int
     sources: frozenset[Source]
     data: MimeBundle
-    metadata: dict[str, Any]
+    metadata: dict[str, object]
 
 
 View = TextView | RichView
@@ -169,7 +169,7 @@ class NotebookPublisher:
         # Cached at the first output: %%capture may be active for this cell, but no longer when its last output arrives.
         return self._shell.display_pub
 
-    def show(self, key: int, data: MimeBundle, metadata: dict[str, Any], *, update: bool) -> None:
+    def show(self, key: int, data: MimeBundle, metadata: dict[str, object], *, update: bool) -> None:
         """See `Publisher`."""
         transient = {"display_id": f"{self._id}-{key}"}
         session = getattr(self._display, "session", None)

@@ -45,11 +45,11 @@ class _Proxy:
     target_name: str
     mesh: str
     rank: int
-    parent: Any
-    received: Callable[[_Proxy, str, dict[str, Any]], None]
+    parent: object
+    received: Callable[[_Proxy, str, dict[str, object]], None]
     primary: bool = True
-    state: dict[str, Any] = field(default_factory=dict[str, Any])
-    buffers: dict[tuple[Any, ...], bytes] = field(default_factory=dict[tuple[Any, ...], bytes])
+    state: dict[str, object] = field(default_factory=dict[str, object])
+    buffers: dict[tuple[object, ...], bytes] = field(default_factory=dict[tuple[object, ...], bytes])
     _closed: bool = False
 
     def update(self, data: dict[str, Any], buffers: list[bytes]) -> None:
@@ -87,7 +87,7 @@ class RankComms:
         self._session = session
         self._parent_of = parent_of
         self._proxies: dict[str, _Proxy] = {}
-        self._states: dict[str, dict[str, Any]] = {}  # pending updates, under the lock
+        self._states: dict[str, dict[str, object]] = {}  # pending updates, under the lock
         self._lock = threading.Lock()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -144,7 +144,7 @@ class RankComms:
         if kind == "comm_close":
             self._forget(number)
 
-    def _send(self, proxy: _Proxy, kind: str, message: dict[str, Any], **keys: Any) -> None:
+    def _send(self, proxy: _Proxy, kind: str, message: dict[str, Any], **keys: object) -> None:
         content = {"comm_id": proxy.comm_id, "data": message.get("data") or {}, **keys}
         kernel = self._kernel
         kernel.session.send(
@@ -179,7 +179,7 @@ class RankComms:
             self._proxies.pop(proxy.comm_id, None)
         self._post(lambda: self._deliver(proxy, kind, content, buffers))
 
-    def _deliver(self, proxy: _Proxy, kind: str, content: dict[str, Any], buffers: list[bytes]) -> None:
+    def _deliver(self, proxy: _Proxy, kind: str, content: dict[str, object], buffers: list[bytes]) -> None:
         mesh = self._session.proc_meshes().get(proxy.mesh)
         if mesh is None:
             self._end(proxy)

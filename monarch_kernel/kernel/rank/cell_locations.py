@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 T = TypeVar("T")
-Names = dict[str, Any]
+Names = dict[str, object]
 
 #: The interval at which a cell that waits for a step checks for an interrupt (seconds).
 LOOK = 0.1

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_kernel.kernel.cell import Cell, remember_source
 from monarch_kernel.kernel.rank.cell_loop import CellLoop
@@ -31,7 +31,7 @@ _FUTURES = {getattr(__future__, name).compiler_flag for name in __future__.all_f
 class Outcome:
     """How a cell ended; `error` is None if it completed."""
 
-    value: Any = None
+    value: object = None
     has_value: bool = False
     error: BaseException | None = None
 
@@ -44,7 +44,7 @@ class CellRunner:
         show: called with the value of the last expression of a cell, unless it is None.
     """
 
-    def __init__(self, namespace: dict[str, object], show: Callable[[Any], None]) -> None:
+    def __init__(self, namespace: dict[str, object], show: Callable[[object], None]) -> None:
         self.namespace = namespace
         self._show = show
         self._flags = 0

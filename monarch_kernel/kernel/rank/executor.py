@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_kernel.actor import Actor, endpoint
 from monarch_kernel.engines import tool_runtime
@@ -211,7 +211,7 @@ class CellExecutor(Actor):
         self._names.update(values)
 
     @endpoint
-    def pull(self, names: list[str]) -> dict[str, Any]:
+    def pull(self, names: list[str]) -> dict[str, object]:
         """Return variables of the cells' namespace, without those that do not exist."""
         found = {name: self._names[name] for name in names if name in self._names}
         for value in found.values():
@@ -219,7 +219,7 @@ class CellExecutor(Actor):
         return found
 
     @endpoint
-    def offer(self, names: list[str]) -> dict[str, Any]:
+    def offer(self, names: list[str]) -> dict[str, object]:
         """Return variables as offers for handles in the notebook; tensors stay on this rank."""
         from monarch_kernel.distributed import offer  # loads torch
 

@@ -10,11 +10,14 @@ import builtins
 import importlib.util
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.display import VIEW_MIME
 from monarch_kernel.introspection import after_import, main_names
 from monarch_kernel.kernel.rank import cell_streams
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import ExecutionInfo
 
 _INLINE = "module://matplotlib_inline.backend_inline"
 
@@ -28,7 +31,7 @@ class LazyShell:
 
     def __init__(self) -> None:
         self._shell: Any = None
-        self._info: Any = None  # about the running cell, if the shell existed when it began
+        self._info: ExecutionInfo | None = None  # about the running cell, if the shell existed when it began
 
     def install(self) -> None:
         """Watch for the import of IPython, and make `get_ipython` and `display` available."""
@@ -70,7 +73,7 @@ class LazyShell:
                 self._shell = make_shell()
         return self._shell
 
-    def bundle(self, value: Any) -> tuple[dict[str, object], dict[str, object]] | None:
+    def bundle(self, value: object) -> tuple[dict[str, object], dict[str, object]] | None:
         """Return a value's MIME bundle and its metadata; empty if it displays itself, None without IPython."""
         shell = self.get()
         if shell is None:
@@ -106,7 +109,7 @@ class LazyShell:
             result.result, result.error_in_exec = value, error
             self._shell.events.trigger("post_run_cell", result)
 
-    def display(self, *objects: object, **options: Any) -> Any:
+    def display(self, *objects: object, **options: Any) -> object:
         self.get()
         from IPython.display import display
 

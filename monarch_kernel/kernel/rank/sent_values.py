@@ -89,7 +89,7 @@ def _parts(value: object, *, attributes: bool) -> Iterator[tuple[object, int]]:
             todo.extend(islice(one.values(), _MOST))
         elif isinstance(one, _CONTAINERS):
             yield one, sys.getsizeof(one)
-            todo.extend(islice(cast("Iterable[Any]", one), _MOST))
+            todo.extend(islice(cast("Iterable[object]", one), _MOST))
         elif attributes:
             todo.append(getattr(one, "__dict__", None))
 

@@ -68,8 +68,8 @@ class GivenPods:
     """
 
     image: str = ""
-    spec: dict[str, Any] = field(default_factory=dict[str, Any])
-    resources: dict[str, object] = field(default_factory=dict[str, Any])
+    spec: dict[str, Any] = field(default_factory=dict[str, object])
+    resources: dict[str, object] = field(default_factory=dict[str, object])
     shared_memory: str = ""
     labels: dict[str, str] = field(default_factory=dict[str, str])
     annotations: dict[str, str] = field(default_factory=dict[str, str])

@@ -24,12 +24,13 @@ from monarch_kernel.launchers.kubernetes.pods import (
     JOB_LABEL,
     KEYS,
     MeshPods,
+    ObjectMeta,
     PodPattern,
     SeenPod,
     pod_name,
     secret_name,
 )
-from monarch_kernel.launchers.kubernetes.sets import POD_SETS, PORT, PodGroup, PodSet, PodSlot, admission
+from monarch_kernel.launchers.kubernetes.sets import POD_SETS, PORT, PodGroup, PodSet, PodSlot, SetObject, admission
 
 # Assign the Pods of a MonarchMesh or a JobSet to the hosts of a job.
 #
@@ -213,7 +214,7 @@ class HostPlacements:
         return () if place is None else self._kind.makers(place.slot)
 
     def _without_pod(
-        self, place: HostPlacement | None, objects: Mapping[str, Mapping[str, object]], waits: dict[str, str]
+        self, place: HostPlacement | None, objects: Mapping[str, SetObject], waits: dict[str, str]
     ) -> tuple[HostPhase, str]:
         kind = self._kind
         if place is None:
@@ -297,7 +298,7 @@ class HostPlacements:
 
     # -- asking the API server ------------------------------------------------------------------------
 
-    def _meta(self) -> Mapping[str, Any]:
+    def _meta(self) -> ObjectMeta:
         return self._api.request("GET", self._secret, accept=_METADATA)["metadata"]
 
     def _places(self) -> dict[int, HostPlacement]:
@@ -316,11 +317,11 @@ class HostPlacements:
             noted = {f"{_HOST}{number}": place.text() for number, place in places.items()}
             self._api.request("PATCH", self._secret, {"metadata": {"annotations": noted}}, kind=_PATCH)
 
-    def _look(self) -> tuple[dict[int, HostPlacement], dict[str, Mapping[str, object]], list[tuple[PodSlot, SeenPod]]]:
+    def _look(self) -> tuple[dict[int, HostPlacement], dict[str, SetObject], list[tuple[PodSlot, SeenPod]]]:
         objects = self._objects()
         return self._places(), objects, self._pods(objects)
 
-    def _objects(self) -> dict[str, Mapping[str, object]]:
+    def _objects(self) -> dict[str, SetObject]:
         path = self._kind.path(self._namespace)
         found = self._api.request("GET", path, labelSelector=f"{JOB_LABEL}={self._job}").get("items") or []
         return {each["metadata"]["name"]: each for each in found}
@@ -333,7 +334,7 @@ class HostPlacements:
         pods = sorted(map(SeenPod, found or []), key=lambda pod: (not pod.over, pod.created, pod.name))
         return [(self._kind.slot(pod), pod) for pod in pods]
 
-    def _admission(self, made: Mapping[str, Any]) -> str:
+    def _admission(self, made: SetObject) -> str:
         """Return Kueue's message about a suspended object."""
         if not self._kind.suspended(made):
             return ""
@@ -414,7 +415,7 @@ OF_POD = ("image", "node_selector", "tolerations", "labels", "annotations", "vol
 OF_MESH = (*OF_POD, "resources", "python")
 
 
-def toleration(given: Mapping[str, object] | str) -> dict[str, Any]:
+def toleration(given: Mapping[str, object] | str) -> dict[str, object]:
     """Parse a toleration, from an object of the API or ``KEY[=VALUE][:EFFECT]``.
 
     Raises:
@@ -431,7 +432,7 @@ def toleration(given: Mapping[str, object] | str) -> dict[str, Any]:
     return found | ({"effect": effect} if effect else {})
 
 
-def volume(given: Mapping[str, object] | str) -> dict[str, Any]:
+def volume(given: Mapping[str, object] | str) -> dict[str, object]:
     """Parse a volume, from an object of the API or the name of a PersistentVolumeClaim."""
     return {"persistentVolumeClaim": {"claimName": given}} if isinstance(given, str) else dict(given)
 

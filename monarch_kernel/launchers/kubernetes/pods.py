@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Required, TypedDict
 
 from monarch_kernel import environment
 from monarch_kernel.launchers.base import (
@@ -60,12 +60,12 @@ class PodPattern:
     tolerations: Sequence[Mapping[str, object]] = ()
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     annotations: Mapping[str, str] = field(default_factory=dict[str, str])
-    volumes: Mapping[str, Mapping[str, object]] = field(default_factory=dict[str, Mapping[str, Any]])
+    volumes: Mapping[str, Mapping[str, object]] = field(default_factory=dict[str, Mapping[str, object]])
     service_account: str = ""
     port: int = 0
     key: str = "environment"
     tunnel: bool | None = None
-    pod: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    pod: Mapping[str, Any] = field(default_factory=dict[str, object])
 
     @property
     def listen(self) -> str:
@@ -78,6 +78,90 @@ class PodPattern:
         if self.tunnel is False or not self.port or self.pod.get("hostNetwork"):
             return address
         return f"{address}@tcp://0.0.0.0:{self.port}"
+
+
+class MadeMeta(TypedDict):
+    """The metadata of an object that is created here."""
+
+    name: str
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    ownerReferences: list[dict[str, str]]
+
+
+class ObjectMeta(TypedDict, total=False):
+    """The metadata of an object, as the API server describes it: the fields that are used here, as in what follows."""
+
+    name: Required[str]
+    uid: Required[str]
+    creationTimestamp: str
+    deletionTimestamp: str
+    labels: dict[str, str]
+    annotations: dict[str, str]
+
+
+class ObjectCondition(TypedDict, total=False):
+    """A condition in the status of an object."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+
+
+class StateDetail(TypedDict, total=False):
+    """What is known of a state of a container."""
+
+    reason: str
+    message: str
+    startedAt: str
+    exitCode: int
+    containerID: str
+
+
+class ContainerState(TypedDict, total=False):
+    """The state of a container; only one of the fields is there."""
+
+    waiting: StateDetail
+    running: StateDetail
+    terminated: StateDetail
+
+
+class ContainerStatus(TypedDict, total=False):
+    """The status of a container."""
+
+    name: str
+    containerID: str
+    state: ContainerState
+    lastState: ContainerState
+
+
+class PodStatus(TypedDict, total=False):
+    """The status of a Pod."""
+
+    phase: str
+    reason: str
+    message: str
+    startTime: str
+    conditions: list[ObjectCondition]
+    containerStatuses: list[ContainerStatus]
+    initContainerStatuses: list[ContainerStatus]
+
+
+class PodSpec(TypedDict, total=False):
+    """The spec of a Pod."""
+
+    containers: list[dict[str, object]]
+    nodeName: str
+    restartPolicy: str
+
+
+class PodObject(TypedDict, total=False):
+    """A Pod, as the API server describes it."""
+
+    metadata: Required[ObjectMeta]
+    spec: PodSpec
+    status: PodStatus
 
 
 @dataclass(frozen=True)
@@ -121,7 +205,7 @@ def secret(command: WorkerCommand, user: str) -> dict[str, object]:
     }
 
 
-def pod(pattern: PodPattern, request: LaunchRequest, number: int, owner: str, user: str) -> dict[str, Any]:
+def pod(pattern: PodPattern, request: LaunchRequest, number: int, owner: str, user: str) -> dict[str, object]:
     """Build the Pod of a host.
 
     Args:
@@ -144,14 +228,13 @@ def pod_template(pattern: PodPattern, request: LaunchRequest, *, restart: str = 
         restart: whether a container is restarted in place: "Never" or "Always".
     """
     name = f"$({environment.POD_NAME})"
-    spec = _spec(pattern, request, name, request.command.marker(name))
     own = {"name": environment.POD_NAME, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
-    spec["containers"][0]["env"].insert(0, own)
+    spec = _spec(pattern, request, name, request.command.marker(name), own)
     spec["restartPolicy"] = restart
     return _merged(spec, pattern.pod)
 
 
-def metadata(pattern: PodPattern, job: str, name: str, owner: str, user: str) -> dict[str, Any]:
+def metadata(pattern: PodPattern, job: str, name: str, owner: str, user: str) -> MadeMeta:
     """Build the metadata of an object of a job; see ``pod``."""
     return {
         "name": name,
@@ -166,8 +249,10 @@ def metadata(pattern: PodPattern, job: str, name: str, owner: str, user: str) ->
     }
 
 
-def _spec(pattern: PodPattern, request: LaunchRequest, name: str, marker: str) -> dict[str, Any]:
-    """Build the spec of the Pod of a host, without a deadline."""
+def _spec(
+    pattern: PodPattern, request: LaunchRequest, name: str, marker: str, *more: Mapping[str, object]
+) -> dict[str, object]:
+    """Build the spec of the Pod of a host, without a deadline; ``more`` are further variables of its environment."""
     command, needs = request.command, request.resources
     way = KEYS[pattern.key]
     by_file = way is KeyWay.FILE
@@ -185,7 +270,8 @@ def _spec(pattern: PodPattern, request: LaunchRequest, name: str, marker: str) -
     mounts = {path: source for path, source in mounts.items() if path not in {each["mountPath"] for each in given}}
     volumes = [{"name": f"volume-{at}", **source} for at, source in enumerate(mounts.values())]
     mounted: list[dict[str, object]] = [{"name": f"volume-{at}", "mountPath": path} for at, path in enumerate(mounts)]
-    variables: list[dict[str, Any]] = [
+    variables: list[Mapping[str, object]] = [
+        *more,
         {"name": environment.POD_ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": MARKER, "value": marker},
     ]
@@ -238,17 +324,24 @@ def _quantity(size: int) -> str:
     return str(size)
 
 
-def _merged(ours: object, theirs: object) -> Any:
-    """Merge further fields into plain data: objects are merged, and lists of named objects by name."""
+def _merged(ours: Mapping[str, object], theirs: Mapping[str, object]) -> dict[str, object]:
+    """Merge further fields into an object."""
+    return {
+        key: _merged_value(ours.get(key), theirs[key]) if key in theirs else ours[key] for key in {**ours, **theirs}
+    }
+
+
+def _merged_value(ours: object, theirs: object) -> object:
+    """Merge plain data: objects are merged, and lists of named objects by name."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-        return {key: _merged(ours.get(key), theirs[key]) if key in theirs else ours[key] for key in {**ours, **theirs}}
+        return _merged(ours, theirs)
     if isinstance(ours, list) and isinstance(theirs, list):
         names = [each.get("name") if isinstance(each, Mapping) else None for each in ours]
         found = list(ours)
         for each in theirs:
             name = each.get("name") if isinstance(each, Mapping) else None
             if name is not None and name in names:
-                found[names.index(name)] = _merged(ours[names.index(name)], each)
+                found[names.index(name)] = _merged_value(ours[names.index(name)], each)
             else:
                 found.append(each)
         return found
@@ -258,10 +351,10 @@ def _merged(ours: object, theirs: object) -> Any:
 class SeenPod:
     """A Pod, as described by the API server."""
 
-    def __init__(self, found: Mapping[str, Any]) -> None:
-        self._meta: Mapping[str, Any] = found["metadata"]
-        self._spec: Mapping[str, Any] = found.get("spec") or {}
-        self._status: Mapping[str, Any] = found.get("status") or {}
+    def __init__(self, found: PodObject) -> None:
+        self._meta = found["metadata"]
+        self._spec = found.get("spec") or {}
+        self._status = found.get("status") or {}
         self.name = str(self._meta["name"])
         self.labels: Mapping[str, str] = self._meta.get("labels") or {}
         self.annotations: Mapping[str, str] = self._meta.get("annotations") or {}
@@ -272,16 +365,15 @@ class SeenPod:
         names = [each["name"] for each in self._spec.get("containers", [])]
         self.container = WORKER if WORKER in names or not names else str(names[0])
         own = next((each for each in containers if each.get("name") == self.container), None)
-        self._own: Mapping[str, Any] = own or {}
-        self._state: Mapping[str, Any] = self._own.get("state") or {}
+        self._own = own or {}
+        self._state = self._own.get("state") or {}
         self.container_id = str(self._own.get("containerID", ""))
-        last: Mapping[str, Any] = (self._own.get("lastState") or {}).get("terminated") or {}
+        last = (self._own.get("lastState") or {}).get("terminated") or {}
         #: The previous container in the same Pod.
         self.before_id = str(last.get("containerID", ""))
         self._before = last
         # Between the end of a container and its next start, it waits, and its own end is the last one.
-        ended = self._state.get("terminated") or (last if last and self.before_id == self.container_id else None)
-        self._ended: Mapping[str, Any] | None = ended
+        self._ended = self._state.get("terminated") or (last if last and self.before_id == self.container_id else None)
 
     @property
     def leaving(self) -> bool:
@@ -318,7 +410,7 @@ class SeenPod:
             return None  # or it belongs to an earlier container
         return find_announcement(line.encode() + b"\n")
 
-    def note(self, said: WorkerAnnouncement) -> dict[str, Any]:
+    def note(self, said: WorkerAnnouncement) -> dict[str, object]:
         """Build the patch that records the announcement of its worker."""
         return {"metadata": {"annotations": {ANNOUNCED: f"{self.container_id} {said.line().decode().strip()}"}}}
 
@@ -363,7 +455,7 @@ class SeenPod:
             host=number, state=HostPhase.GONE, name=self.name, reason=reason, exit_code=code, failed=failed
         )
 
-    def _condition(self, kind: str) -> Mapping[str, object]:
+    def _condition(self, kind: str) -> ObjectCondition:
         conditions = self._status.get("conditions") or []
         return next((each for each in conditions if each.get("type") == kind), {})
 
@@ -385,7 +477,7 @@ class SeenPod:
             return "its worker is starting", False
         return f"its container is being created on {self._spec.get('nodeName')}", False
 
-    def _end(self, terminated: Mapping[str, object] | None) -> str:
+    def _end(self, terminated: StateDetail | None) -> str:
         """Return why it is gone."""
         if self._status.get("reason"):  # Evicted, DeadlineExceeded, Preempting, NodeLost
             return words(self._status)
@@ -397,7 +489,7 @@ class SeenPod:
         return _how(terminated)
 
 
-def _how(terminated: Mapping[str, object]) -> str:
+def _how(terminated: StateDetail) -> str:
     """Describe how a container has ended."""
     code, reason = terminated.get("exitCode", 0), terminated.get("reason") or ""
     if not code:
@@ -407,9 +499,9 @@ def _how(terminated: Mapping[str, object]) -> str:
     return ": ".join([how, *last])
 
 
-def words(said: Mapping[str, Any]) -> str:
+def words(said: Mapping[str, object]) -> str:
     """Return the reason and message of a condition or a state."""
-    return ": ".join(filter(None, (said.get("reason"), said.get("message"))))
+    return ": ".join(str(each) for each in (said.get("reason"), said.get("message")) if each)
 
 
 def _unix(time: str | None) -> float:

@@ -10,7 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar, Required, TypedDict
 
 import msgspec
 
@@ -18,6 +18,8 @@ from monarch_kernel.launchers.base import HostStatus, InfeasibleError, Submissio
 from monarch_kernel.launchers.kubernetes.pods import (
     JOB_LABEL,
     MeshPods,
+    ObjectCondition,
+    ObjectMeta,
     PodPattern,
     SeenPod,
     metadata,
@@ -32,6 +34,41 @@ _REPLACED = 1000
 _KUEUE = "kueue.x-k8s.io/"
 #: The maximum length of the name of a Pod of a JobSet, and of the part that controllers add to that of the group.
 _LONGEST_NAME, _ADDED = 63, len("-0-0000-abcde")
+
+
+class _JobSpec(TypedDict, total=False):
+    completions: int
+
+
+class _JobTemplate(TypedDict):
+    spec: _JobSpec
+
+
+class _ReplicatedJob(TypedDict):
+    name: str
+    template: _JobTemplate
+
+
+class SetSpec(TypedDict, total=False):
+    """The spec of an object that creates Pods: the fields that are used here, of all kinds of such objects."""
+
+    replicas: int
+    suspend: bool
+    replicatedJobs: list[_ReplicatedJob]
+
+
+class SetStatus(TypedDict, total=False):
+    """The status of such an object."""
+
+    conditions: list[ObjectCondition]
+
+
+class SetObject(TypedDict, total=False):
+    """An object that creates Pods, as the API server describes it."""
+
+    metadata: Required[ObjectMeta]
+    spec: Required[SetSpec]
+    status: SetStatus
 
 
 @dataclass(frozen=True)
@@ -83,7 +120,7 @@ class PodSet(ABC):
         del name
         return [""] * len(meshes)
 
-    def made(self, name: str, groups: Sequence[PodGroup], owner: str, user: str) -> dict[str, Any]:
+    def made(self, name: str, groups: Sequence[PodGroup], owner: str, user: str) -> dict[str, object]:
         """Build the object for these Pods; see ``pods.pod``.
 
         Raises:
@@ -103,7 +140,7 @@ class PodSet(ABC):
         return pattern
 
     @abstractmethod
-    def _spec(self, groups: Sequence[PodGroup]) -> dict[str, Any]: ...
+    def _spec(self, groups: Sequence[PodGroup]) -> dict[str, object]: ...
 
     @abstractmethod
     def selector(self, job: str, names: Collection[str]) -> str:
@@ -118,7 +155,7 @@ class PodSet(ABC):
         """Return the names of objects whose events explain a missing Pod."""
 
     @abstractmethod
-    def size(self, found: Mapping[str, object], group: str) -> int:
+    def size(self, found: SetObject, group: str) -> int:
         """Return how many Pods a group of an object has."""
 
     @abstractmethod
@@ -134,15 +171,15 @@ class PodSet(ABC):
         del pods
         return True
 
-    def finished(self, found: Mapping[str, object]) -> str:
+    def finished(self, found: SetObject) -> str:
         """Return why it creates no more Pods; "" if it does."""
         return next((words(each) or kind for kind in ("Failed", "Completed") if (each := _is(found, kind))), "")
 
-    def suspended(self, found: Mapping[str, Any]) -> bool:
+    def suspended(self, found: SetObject) -> bool:
         """Return whether it waits for its admission."""
         return bool((found.get("spec") or {}).get("suspend"))
 
-    def waits(self, found: Mapping[str, object]) -> str:
+    def waits(self, found: SetObject) -> str:
         """Return the reported reason why it has not created a Pod."""
         if said := words(_is(found, "Suspended")):
             return said
@@ -167,7 +204,7 @@ class MonarchMesh(PodSet):
     group, version = "monarch.pytorch.org", "v1alpha1"
     needs = "Monarch's operator (https://github.com/meta-pytorch/monarch-kubernetes)"
 
-    def _spec(self, groups: Sequence[PodGroup]) -> dict[str, Any]:
+    def _spec(self, groups: Sequence[PodGroup]) -> dict[str, object]:
         (mesh,) = groups
         template = pod_template(mesh.pods.pattern, mesh.pods.request, restart="Always")
         return {"replicas": mesh.count, "port": mesh.pods.pattern.port or PORT, "podTemplate": template}
@@ -185,11 +222,11 @@ class MonarchMesh(PodSet):
         """See ``PodSet``."""
         return (slot.object,)
 
-    def size(self, found: Mapping[str, Any], group: str) -> int:
+    def size(self, found: SetObject, group: str) -> int:
         """See ``PodSet``."""
         return int(found["spec"].get("replicas") or 0)
 
-    def sized(self, count: int) -> dict[str, Any] | None:
+    def sized(self, count: int) -> dict[str, object] | None:
         """See ``PodSet``."""
         return {"spec": {"replicas": count}}
 
@@ -243,7 +280,7 @@ class JobSet(PodSet):
         agreed = [{key: each for key, (each, *more) in known.items() if not more} for known in (labels, annotations)]
         return replace(patterns[0], labels=agreed[0], annotations=agreed[1])
 
-    def _spec(self, groups: Sequence[PodGroup]) -> dict[str, Any]:
+    def _spec(self, groups: Sequence[PodGroup]) -> dict[str, object]:
         return {
             # Workers are reached by their addresses, so no Service is needed.
             "network": {"enableDNSHostnames": False},
@@ -253,7 +290,7 @@ class JobSet(PodSet):
             ],
         }
 
-    def _job(self, group: PodGroup) -> dict[str, Any]:
+    def _job(self, group: PodGroup) -> dict[str, object]:
         pattern, request = group.pods.pattern, group.pods.request
         meta = metadata(pattern, request.command.job, "", "", "")
         # Kueue admits the JobSet, so its labels do not belong on the Pods.
@@ -283,12 +320,12 @@ class JobSet(PodSet):
         """See ``PodSet``. The only Job of a group is created after its JobSet."""
         return slot.object, f"{slot.object}-{slot.group}-0"
 
-    def size(self, found: Mapping[str, Any], group: str) -> int:
+    def size(self, found: SetObject, group: str) -> int:
         """See ``PodSet``."""
-        jobs = {each["name"]: each["template"]["spec"] for each in found["spec"]["replicatedJobs"]}
+        jobs = {each["name"]: each["template"]["spec"] for each in found["spec"].get("replicatedJobs", [])}
         return int(jobs[group].get("completions") or 0) if group in jobs else 0
 
-    def sized(self, count: int) -> dict[str, Any] | None:
+    def sized(self, count: int) -> dict[str, object] | None:
         """See ``PodSet``."""
         return None
 
@@ -309,7 +346,7 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 POD_SETS: Mapping[str, PodSet] = {each.through: each for each in (MonarchMesh(), JobSet())}
 
 
-def admission(workload: Mapping[str, object]) -> str:
+def admission(workload: SetObject) -> str:
     """Return Kueue's reason in a Workload why it is not, or no longer, admitted; "" if there is none."""
     for kind, status in (("Evicted", "True"), ("QuotaReserved", "False"), ("Admitted", "False")):
         said = next((each for each in _conditions(workload) if each.get("type") == kind), {})
@@ -318,11 +355,11 @@ def admission(workload: Mapping[str, object]) -> str:
     return ""
 
 
-def _conditions(found: Mapping[str, Any]) -> Sequence[Mapping[str, object]]:
+def _conditions(found: SetObject) -> Sequence[ObjectCondition]:
     return (found.get("status") or {}).get("conditions") or []
 
 
-def _is(found: Mapping[str, object], kind: str) -> Mapping[str, object]:
+def _is(found: SetObject, kind: str) -> ObjectCondition:
     """Return a condition of an object, if it is true."""
     wanted = (each for each in _conditions(found) if each.get("type") == kind and each.get("status") == "True")
     return next(wanted, {})

@@ -92,8 +92,6 @@ class ScriptTerminal:
         elif output.kind in ("display", "result"):
             text = (output.data.get("data") or {}).get("text/plain", "")
             text = text + "\n" if text else ""
-        elif output.kind == "error":
-            text = "\n".join(output.data.get("traceback") or ()) + "\n"
         else:
             return
         key = (output.proc, output.stream)

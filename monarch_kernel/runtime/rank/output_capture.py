@@ -106,11 +106,6 @@ def emit_display(
     _emit("result" if result else "display", message)
 
 
-def emit_error(ename: str, evalue: str, traceback: list[str]) -> None:
-    """Show a traceback (lines with colours) as the current cell's error."""
-    _emit("error", {"ename": ename, "evalue": evalue, "traceback": traceback})
-
-
 def clear_output(wait: bool = False) -> None:
     """Clear the current cell's output; ``wait``: only when new output arrives."""
     _emit("clear", {"wait": wait})

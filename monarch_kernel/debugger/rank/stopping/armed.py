@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
-from typing import Any
 
 from monarch_kernel.debugger.model.stops import ANY_ERROR, Bound, Breakpoint
 from monarch_kernel.debugger.rank import common_point
@@ -86,7 +85,7 @@ class Files:
 log = logging.getLogger(__name__)
 
 #: Decides whether to stop at a breakpoint with `first` or `differs`: (breakpoint, number of the hit, value).
-Ask = Callable[[Breakpoint, int, Any], bool]
+Ask = Callable[[Breakpoint, int, object], bool]
 
 Lines = dict[int, tuple["ArmedBreakpoint", ...]]
 

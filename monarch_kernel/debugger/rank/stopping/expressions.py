@@ -338,7 +338,7 @@ def _is_sequence(value: object) -> bool:
 
 _FILE = "<debugger>"
 
-Names = dict[str, Any]
+Names = dict[str, object]
 
 
 def value_of(frame: FrameType, source: str, extra: Names | None = None) -> object:

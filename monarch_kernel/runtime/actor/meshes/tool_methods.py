@@ -105,7 +105,7 @@ class WorkspaceMethods:
         return await workspace_functions().sync_workspace(self, workspace, conda, auto_reload)
 
 
-class RankCoordinates(Mapping[str, Any]):
+class RankCoordinates(Mapping[str, object]):
     """The coordinates of every rank of a mesh, by dimension.
 
     Lists of variables and debuggers read every property of an object. Tensors, which make every rank load torch, are

@@ -15,7 +15,7 @@ from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 from monarch_kernel.runtime.tensor.rank.objects import NamedFunction, WithoutResult
 
 #: How to determine the shapes of results: a function of fake tensors, or one of the words below.
-Propagate = Callable[..., Any] | str | None
+Propagate = Callable[..., object] | str | None
 
 
 #: Functions that take an argument of ``remote`` and return the function or name for it, or None to try the next one.

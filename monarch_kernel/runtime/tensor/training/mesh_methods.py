@@ -33,17 +33,17 @@ class TrainingState:
     A module is included once it is moved to the mesh, an optimizer after its first step.
     """
 
-    _all: ClassVar[weakref.WeakKeyDictionary[Any, TrainingState]] = weakref.WeakKeyDictionary()
+    _all: ClassVar[weakref.WeakKeyDictionary[TensorMesh, TrainingState]] = weakref.WeakKeyDictionary()
     #: The layouts of parameters and buffers when they were moved to their mesh, for creating them again after a loss.
     layouts: ClassVar[WeakIdKeyDictionary] = WeakIdKeyDictionary()
 
     def __init__(self) -> None:
         self._modules: list[weakref.ref[torch.nn.Module]] = []
-        self._optimizers: list[weakref.ref[Any]] = []
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._objects: list[weakref.ref[object]] = []
 
     @classmethod
-    def of(cls, mesh: Any) -> TrainingState:
+    def of(cls, mesh: TrainingMethods) -> TrainingState:
         """Return the state of a `Mesh`."""
         return cls._of_target(mesh._target)
 
@@ -124,7 +124,7 @@ class OptimizerState:
     """The state of an optimizer at one time: handles, whose values the ranks copy, and copies of everything else."""
 
     def __init__(
-        self, target: ShardedMesh, groups: list[dict[str, object]], state: list[tuple[Any, dict[str, Any]]]
+        self, target: ShardedMesh, groups: list[dict[str, object]], state: list[tuple[torch.Tensor, dict[str, object]]]
     ) -> None:
         self._target = weakref.ref(target)
         self._groups = groups
@@ -155,7 +155,7 @@ class OptimizerState:
             optimizer.state[parameter] = _copied(state)
 
 
-def _copied(values: dict[str, object]) -> dict[str, Any]:
+def _copied(values: dict[str, object]) -> dict[str, object]:
     return {
         k: v if type(v) is Tensor else v.clone() if isinstance(v, torch.Tensor) else copy.deepcopy(v)
         for k, v in values.items()
@@ -178,9 +178,9 @@ class TakenSnapshot:
     """
 
     number: int
-    modules: weakref.WeakKeyDictionary[Any, list[Tensor]]
-    optimizers: weakref.WeakKeyDictionary[Any, OptimizerState]
-    objects: weakref.WeakKeyDictionary[Any, Any]
+    modules: weakref.WeakKeyDictionary[torch.nn.Module, list[Tensor]]
+    optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, OptimizerState]
+    objects: weakref.WeakKeyDictionary[Any, object]
     known: list[tuple[weakref.ref[Tensor], torch.Tensor]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -201,7 +201,7 @@ class Snapshots:
     Each rank keeps a copy of its part. A second copy is on another rank, if possible on another host.
     """
 
-    _all: ClassVar[weakref.WeakKeyDictionary[Any, Snapshots]] = weakref.WeakKeyDictionary()
+    _all: ClassVar[weakref.WeakKeyDictionary[ShardedMesh, Snapshots]] = weakref.WeakKeyDictionary()
 
     def __init__(self, target: ShardedMesh) -> None:
         self._target = weakref.ref(target)

@@ -15,6 +15,7 @@ import torch
 from torch.autograd import Variable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.placement_types import Placement
 from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
 from torch.utils._pytree import tree_map
 
@@ -122,7 +123,7 @@ def load_checkpoint(
     TrainingState.of(mesh).add_module(model)
 
 
-def _whole_world(mesh: Any) -> Any:
+def _whole_world(mesh: Mesh) -> TensorEngine:
     engine = mesh._target.engine
     if len(mesh._target.ranks) != len(engine.world):
         raise ValueError(
@@ -132,7 +133,7 @@ def _whole_world(mesh: Any) -> Any:
     return engine
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Any]:
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -141,7 +142,7 @@ def _named(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> t
     layouts = TrainingState.layouts
     names: on_ranks.Names = {}
 
-    def add(name: str, handle: Any, layout: object) -> None:
+    def add(name: str, handle: Tensor, layout: Sequence[Placement] | None) -> None:
         spec = handle._spec
         known = None if layout is None else (layout, tuple(spec.size), spec.stride, spec.dtype)
         names[name] = handle._owner.id, known
@@ -211,7 +212,7 @@ class RemoteModule(torch.nn.Module):
     def __init__(
         self,
         mesh: Any,
-        build: Callable[[Any], Any],
+        build: Callable[..., object],
         like: Callable[..., object],
         *,
         data: str | Sequence[str] | None = None,
@@ -242,7 +243,6 @@ class RemoteModule(torch.nn.Module):
             spec = spec_of(target, torch.empty_strided(size, stride, dtype=dtype, device="meta"))
             handle = make_handle(spec, ValueOwner(first + i, target.dead))
             self.register_parameter(name.replace(".", "__"), torch.nn.Parameter(handle, requires_grad=learns))
-        self._learns = [learns for _, learns, _ in found]
         world = ShardedWorld.of(engine)
         world.after_forming.append(_rebuilding(self, arguments))
         TrainingState.of(mesh).add_module(self)
@@ -283,7 +283,7 @@ class _Call(torch.autograd.Function):
         size = int(inputs[0].shape[0])
         like = module._like
 
-        def shapes(key: int, size: int, *fakes: object) -> Any:
+        def shapes(key: int, size: int, *fakes: object) -> object:
             return like(*fakes), torch.zeros(())
 
         result, ran = target.call(on_ranks.forward, shapes, module._key, size, *inputs, key=("forward", module._key))
@@ -296,7 +296,7 @@ class _Call(torch.autograd.Function):
         learned = [p for p in module.parameters() if p.requires_grad]
         shapes = [(p.size(), p.stride(), p.dtype) for p in learned]
 
-        def alike(key: int, ran: object, gradient: object, *inputs: Any) -> Any:
+        def alike(key: int, ran: object, gradient: object, *inputs: torch.Tensor) -> object:
             given = [torch.empty(x.shape, dtype=x.dtype) for x in inputs if x.is_floating_point()]
             return given + [torch.empty_strided(size, stride, dtype=dtype) for size, stride, dtype in shapes]
 
@@ -423,7 +423,7 @@ def _data_dims(mesh: Mesh, data: str | Sequence[str] | None) -> tuple[str, ...]:
     return dims
 
 
-def _layouts(module: torch.nn.Module, plan: object, dims: tuple[str, ...]) -> dict[str, Any]:
+def _layouts(module: torch.nn.Module, plan: object, dims: tuple[str, ...]) -> Mapping[str, object]:
     """Return the sharding spec of each parameter, by each of its names."""
     named = dict(module.named_parameters(remove_duplicate=False))
     if plan is None:
@@ -462,7 +462,7 @@ def _copied(tensor: Tensor, copy: Tensor) -> None:
 ShardedMesh.on_copied.append(_copied)
 
 
-def _input(x: object, mesh: Any, dims: tuple[str, ...]) -> object:
+def _input(x: object, mesh: Mesh | DeviceMesh, dims: tuple[str, ...]) -> object:
     if not isinstance(x, torch.Tensor) or isinstance(x, (Tensor, DTensor)):
         return x
     if isinstance(mesh, DeviceMesh):  # the module was passed to an actor of a rank
@@ -483,11 +483,11 @@ class GradientSums:
     again at every use.
     """
 
-    _all: ClassVar[weakref.WeakKeyDictionary[Any, GradientSums]] = weakref.WeakKeyDictionary()
+    _all: ClassVar[weakref.WeakKeyDictionary[TensorMesh, GradientSums]] = weakref.WeakKeyDictionary()
 
     def __init__(self, target: TensorMesh) -> None:
         self._target = weakref.ref(target)
-        self._waiting: list[Tensor] = []
+        self._waiting: list[torch.Tensor] = []
         self._bytes = 0
         self._pass = -1
 
@@ -500,7 +500,7 @@ class GradientSums:
             sums = cls._all[target] = cls(target)
         parameter.register_post_accumulate_grad_hook(sums._accumulated)
 
-    def _accumulated(self, parameter: Any) -> None:
+    def _accumulated(self, parameter: torch.Tensor) -> None:
         running = torch._C._current_graph_task_id()
         if running != self._pass:  # the rest of a failed pass is not in use
             self._waiting, self._bytes, self._pass = [], 0, running

@@ -231,8 +231,10 @@ LOCAL = "controller.pt"
 #: The files of a checkpoint. No other files are ever removed.
 _FILES = re.compile(rf"\.metadata(\.tmp)?|__\d+_\d+\.distcp|{re.escape(LOCAL)}")
 
-#: By name: the number of the value, and for values that may have been lost: placements, size, stride and dtype.
-Names = dict[str, tuple[int, tuple[Any, ...] | None]]
+#: Placements, size, stride and dtype of a value.
+Layout = tuple[Sequence[Placement], Sequence[int], Sequence[int], torch.dtype]
+#: By name: the number of the value, and its layout if it may have been lost.
+Names = dict[str, tuple[int, Layout | None]]
 
 
 def save(names: Names, folder: str, first: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,14 +64,20 @@ def strides_ordered_as(like: torch.Tensor, shape: Sequence[int]) -> tuple[int, .
     return tuple(strides)
 
 
-def dtensor_of(local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], meta: TensorMeta) -> DTensor:
+def dtensor_of(
+    local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], meta: TensorMeta | None
+) -> DTensor:
     """Create the DTensor with this part, sharing its memory."""
     make = DTensor
     return make(local.detach(), DTensorSpec(mesh, tuple(placements), tensor_meta=meta), requires_grad=False)
 
 
 def of_part(
-    local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int], stride: Any = None
+    local: torch.Tensor,
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    shape: Sequence[int],
+    stride: Sequence[int] | None = None,
 ) -> DTensor:
     """Create the DTensor of this shape with this part. Gradients pass. Without strides, it is contiguous."""
     size = torch.Size(shape)
@@ -157,6 +163,6 @@ def replicated(whole: torch.Tensor, mesh: DeviceMesh) -> DTensor:
     return part_of(whole, mesh, [Replicate()] * mesh.ndim)
 
 
-def _shares_memory(result: torch.Tensor, others: Any) -> bool:
+def _shares_memory(result: torch.Tensor, others: Iterable[torch.Tensor]) -> bool:
     storage = result.untyped_storage()._cdata
     return any(other.untyped_storage()._cdata == storage for other in others)

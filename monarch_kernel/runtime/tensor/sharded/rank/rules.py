@@ -38,6 +38,8 @@ from monarch_kernel.runtime.tensor.wire import Definition, TensorSlot
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 # Rules for operations on a batch of independent entries: each rank computes its entries.
 #
@@ -96,7 +98,7 @@ def guarded(name: str, run: Run, fallback: Run) -> Run:
     if fails is None:
         return run
 
-    def guard(x: Any, *args: object, **kwargs: object) -> Any:
+    def guard(x: Any, *args: object, **kwargs: object) -> object:
         return (fallback if fails(x) else run)(x, *args, **kwargs)
 
     return guard
@@ -126,7 +128,7 @@ def leaves_a_rank_empty(x: DTensor) -> bool:
     return False
 
 
-def special_rule(op: object, name: str, fallback: Run) -> Run | None:
+def special_rule(op: OpOverload, name: str, fallback: Run) -> Run | None:
     """Return the rule for an operation; None if there is none.
 
     Args:
@@ -139,13 +141,13 @@ def special_rule(op: object, name: str, fallback: Run) -> Run | None:
     return None
 
 
-def pointwise_rule(op: Any, name: str, fallback: Run) -> Run | None:
+def pointwise_rule(op: OpOverload, name: str, fallback: Run) -> Run | None:
     """Return the rule for an element-wise operation."""
     if name not in _POINTWISE and torch.Tag.pointwise not in op.tags:
         return None
     writes = op._schema.is_mutable
 
-    def run(*args: Any, **kwargs: object) -> Any:
+    def run(*args: Any, **kwargs: object) -> object:
         flat, tree = tree_flatten((list(args), kwargs))
         given = [x for x in flat if isinstance(x, DTensor)]
         shape = max((x.shape for x in given), key=len)
@@ -179,10 +181,10 @@ def pointwise_rule(op: Any, name: str, fallback: Run) -> Run | None:
     return run
 
 
-def _along_a_free_dimension(op: Any, fallback: Run) -> Run:
+def _along_a_free_dimension(op: OpOverload, fallback: Run) -> Run:
     """Return the rule for argmax and similar operations, if every rank has the whole dimension."""
 
-    def run(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    def run(x: Any, dim: int | None = None, keepdim: bool = False) -> object:
         if dim is None or not x.dim() or any(p.is_partial() for p in x.placements):
             return fallback(x, dim, keepdim)
         reduced = dim % x.dim()
@@ -204,14 +206,14 @@ def _along_a_free_dimension(op: Any, fallback: Run) -> Run:
     return run
 
 
-def _over_dimensions(op: Any, name: str, fallback: Run) -> Run:
+def _over_dimensions(op: OpOverload, name: str, fallback: Run) -> Run:
     """Return the rule for reductions.
 
     An empty list of dimensions means all dimensions, which DTensor treats as none. Booleans count as numbers.
     """
     sums = name.startswith("aten::sum")
 
-    def run(x: Any, *args: Any, **kwargs: object) -> Any:
+    def run(x: Any, *args: Any, **kwargs: object) -> object:
         if sums and x.dtype is torch.bool:
             x = x.to(torch.int64)
         if args and args[0] is not None and not args[0]:
@@ -248,7 +250,7 @@ _SIZED = aten_operations(
 )
 
 
-def batched_rule(op: object, name: str, fallback: Run) -> Run | None:
+def batched_rule(op: OpOverload, name: str, fallback: Run) -> Run | None:
     """Return the rule for a batched operation; None for others."""
     if name in _BATCHED:
         return _batched(op, name in _SIZED, fallback)
@@ -261,8 +263,8 @@ def batched_rule(op: object, name: str, fallback: Run) -> Run | None:
     return None
 
 
-def _batched(op: Any, sized: bool, fallback: Run) -> Run:
-    def run(*args: Any, **kwargs: Any) -> Any:
+def _batched(op: OpOverload, sized: bool, fallback: Run) -> Run:
+    def run(*args: Any, **kwargs: Any) -> object:
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, DTensor)]
         first = given[0]
         layout = first.placements
@@ -289,10 +291,10 @@ def _batched(op: Any, sized: bool, fallback: Run) -> Run:
     return run
 
 
-def _convolution(op: Any, fallback: Run) -> Run:
+def _convolution(op: OpOverload, fallback: Run) -> Run:
     """Return the rule for a batch of images with replicated filters."""
 
-    def run(x: DTensor, weight: DTensor, bias: DTensor | None, *args: Any) -> Any:
+    def run(x: DTensor, weight: DTensor, bias: DTensor | None, *args: Any) -> object:
         others = [t for t in (weight, bias) if t is not None]
         if any(not _everywhere(t) for t in others) or not _cut_below(x.placements, 1) or leaves_a_rank_empty(x):
             return fallback(x, weight, bias, *args)
@@ -302,10 +304,10 @@ def _convolution(op: Any, fallback: Run) -> Run:
     return run
 
 
-def _convolution_backward(op: Any, fallback: Run) -> Run:
+def _convolution_backward(op: OpOverload, fallback: Run) -> Run:
     """Return the rule for gradients of a convolution. Gradients of filters are sums over the ranks of a batch."""
 
-    def run(gradient: DTensor, x: DTensor, weight: DTensor, *args: Any) -> Any:
+    def run(gradient: DTensor, x: DTensor, weight: DTensor, *args: Any) -> object:
         if (
             not _everywhere(weight)
             or gradient.placements != x.placements
@@ -325,10 +327,10 @@ def _convolution_backward(op: Any, fallback: Run) -> Run:
     return run
 
 
-def _gather(op: Any, fallback: Run) -> Run:
+def _gather(op: OpOverload, fallback: Run) -> Run:
     """Return the rule for gathering along a dimension that is not sharded, from equally sharded tensors."""
 
-    def run(x: DTensor, dim: int, index: DTensor, **kwargs: Any) -> Any:
+    def run(x: DTensor, dim: int, index: DTensor, **kwargs: Any) -> object:
         free = dim % max(x.dim(), 1)
         layout = index.placements
         if (
@@ -357,7 +359,9 @@ def _cut_below(layout: Sequence[Placement], dimensions: int) -> bool:
     return all(p.is_replicate() or (type(p) is Shard and p.dim < dimensions) for p in layout)
 
 
-def _as_strided_like(local: torch.Tensor, mesh: Any, layout: Sequence[Placement], shape: Sequence[int]) -> DTensor:
+def _as_strided_like(
+    local: torch.Tensor, mesh: DeviceMesh, layout: Sequence[Placement], shape: Sequence[int]
+) -> DTensor:
     """Create a DTensor of a local part. The whole has the same memory order of dimensions as the part."""
     return of_part(local, mesh, layout, shape, strides_ordered_as(local, shape))
 
@@ -421,7 +425,7 @@ class KnownLayouts:
     """
 
     def __init__(self) -> None:
-        self.results: dict[Key, Any] = {}
+        self.results: dict[Key, DTensorSpec] = {}
         self._met: dict[Key, tuple[object, ...]] = {}
         self._others: set[Key] = set()
         self._lock = threading.Lock()
@@ -438,7 +442,7 @@ class KnownLayouts:
         self._met[key] = tuple([x._spec for x in inputs])
         return False
 
-    def note(self, inputs: Sequence[Any], result: object) -> None:
+    def note(self, inputs: Sequence[Any], result: DTensorSpec | None) -> None:
         """Record the outcome of a watched call.
 
         Args:
@@ -466,10 +470,14 @@ class _Watch(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ran: list[tuple[Any, Any, Any, Any]] = []
+        self.ran: list[tuple[object, object, object, object]] = []
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
     ) -> object:
         if DTensor in types:
             return NotImplemented  # DTensor then runs its operations on the parts
@@ -545,7 +553,7 @@ def _is_eligible(op: OpOverload, definition: Definition) -> bool:
     return not definition.floats or torch.Tag.pointwise in op.tags
 
 
-def _is_plain(spec: Any, result: bool = False) -> bool:
+def _is_plain(spec: DTensorSpec, result: bool = False) -> bool:
     """Return whether a layout has no state.
 
     For inputs, terms of a sum do not count, because literals may affect them.
@@ -555,7 +563,7 @@ def _is_plain(spec: Any, result: bool = False) -> bool:
 
 
 def _ran_on_parts(
-    op: OpOverload, ran: list[tuple[object, object, object, object]], args: object, kwargs: object, out: Any
+    op: OpOverload, ran: list[tuple[object, object, object, object]], args: object, kwargs: object, out: DTensor
 ) -> bool:
     """Return whether only the operation ran, on the parts of its inputs, and returned `out`."""
     if len(ran) != 1:
@@ -610,12 +618,12 @@ class OperationRules:
 
     def __init__(self) -> None:
         self.generator = MeshGenerator()
-        self.strict: set[Any] = set()
-        self.meshes: dict[Any, Any] = {}
-        self.former: dict[Any, Any] = {}
-        self.shared: dict[Any, Any] = {}
+        self.strict: set[DeviceMesh] = set()
+        self.meshes: dict[object, DeviceMesh] = {}
+        self.former: dict[object, DeviceMesh] = {}
+        self.shared: dict[object, DeviceMesh] = {}
         self._known: list[KnownLayouts] = []
-        self._specs: dict[Any, Any] = {}
+        self._specs: dict[DTensorSpec, DTensorSpec] = {}
 
     def of_definition(self, op: OpOverload, definition: Definition) -> Callable[..., Any]:
         """Return the function that a program calls in place of its definition's operation."""
@@ -653,7 +661,7 @@ class OperationRules:
             return _writing(op, run if name in _LINEAR else _not_into_terms(run, fallback))
         return _viewing(op, run) if op.is_view else run
 
-    def placed(self, tensor: torch.Tensor, layout: tuple[Any, Sequence[Placement] | None]) -> DTensor:
+    def placed(self, tensor: torch.Tensor, layout: tuple[object, Sequence[Placement] | None]) -> DTensor:
         """Return this rank's part of a tensor that all ranks received.
 
         Args:
@@ -721,7 +729,7 @@ def rules_of(extras: dict[str, Any]) -> OperationRules:
 def _with_fallback(op: OpOverload, fallback: Callable[..., object]) -> Callable[..., object]:
     op = bare(op)
 
-    def run(*args: object, **kwargs: object) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         try:
             return op(*args, **kwargs)
         except (NotImplementedError, RuntimeError) as e:
@@ -739,7 +747,7 @@ def _has_no_way(error: Exception) -> bool:
 
 
 def _not_into_terms(run: Callable[..., object], fallback: Callable[..., object]) -> Callable[..., object]:
-    def write(*args: object, **kwargs: object) -> Any:
+    def write(*args: object, **kwargs: object) -> object:
         x = args[0] if args else None
         if isinstance(x, DTensor) and any(p.is_partial() for p in x.placements):
             return fallback(*args, **kwargs)
@@ -754,7 +762,7 @@ def _writing(op: OpOverload, run: Callable[..., object]) -> Callable[..., object
         (n, a.name) for n, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
     ]
 
-    def write(*args: object, **kwargs: object) -> Any:
+    def write(*args: object, **kwargs: object) -> object:
         out = run(*args, **kwargs)
         if views.any_detached():
             for n, name in places:
@@ -767,10 +775,10 @@ def _writing(op: OpOverload, run: Callable[..., object]) -> Callable[..., object
     return write
 
 
-def _viewing(op: OpOverload, run: Callable[..., object]) -> Callable[..., object]:
+def _viewing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., object]:
     """Wrap a view operation, so that a view whose layout required a copy is recorded as a view."""
 
-    def view(x: object, *args: object, **kwargs: object) -> Any:
+    def view(x: object, *args: object, **kwargs: object) -> object:
         moves = counts.moves
         out = run(x, *args, **kwargs)
         if isinstance(x, DTensor):

@@ -8,6 +8,7 @@ same way, because only the layout determines whether a view is detached, never t
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +22,14 @@ class Detached:
 
     __slots__ = ("args", "index", "kwargs", "operation", "source")
 
-    def __init__(self, source: DTensor, operation: Any, args: Any, kwargs: Any, index: int | None) -> None:
+    def __init__(
+        self,
+        source: DTensor,
+        operation: Callable[..., Any],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        index: int | None,
+    ) -> None:
         self.source = source
         self.operation = operation
         self.args = args
@@ -35,8 +43,8 @@ class Detached:
 
 
 #: The source of each detached view, and views by the memory of their source and by their own memory.
-_origin: weakref.WeakKeyDictionary[Any, Detached] = weakref.WeakKeyDictionary()
-_views: dict[int, list[weakref.ref[Any]]] = {}
+_origin: weakref.WeakKeyDictionary[_Key, Detached] = weakref.WeakKeyDictionary()
+_views: dict[int, list[weakref.ref[DTensor]]] = {}
 #: At this number of groups of views, dead views are removed.
 MANY = 1024
 
@@ -47,24 +55,29 @@ class _Key:
     __slots__ = ("__weakref__",)
 
 
-def detach(view: Any, operation: Any, source: DTensor, args: Any, kwargs: Any) -> None:
+def detach(
+    view: DTensor | Sequence[DTensor],
+    operation: Callable[..., Any],
+    source: DTensor,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> None:
     """Record that these results of a view operation are copies of parts of `source`."""
     if len(_views) > MANY:
         for memory in [m for m, group in _views.items() if not any(ref() is not None for ref in group)]:
             del _views[memory]
-    single = isinstance(view, DTensor)
-    each: list[Any] = [view] if single else view
+    each: Sequence[Any] = [view] if isinstance(view, DTensor) else view
     for index, one in enumerate(each):
         key = one._mk_key = _Key()
-        _origin[key] = Detached(source, operation, args, kwargs, None if single else index)
+        _origin[key] = Detached(source, operation, args, kwargs, None if each is not view else index)
         for memory in {_memory(source), _memory(one)}:
             _views.setdefault(memory, []).append(weakref.ref(one))
 
 
-def keep_source(view: Any, source: DTensor) -> None:
+def keep_source(view: DTensor | Sequence[DTensor], source: DTensor) -> None:
     """Keep `source` alive as long as a view that shares its memory, because `source` may be a detached view."""
     if _origin:
-        each: list[Any] = [view] if isinstance(view, DTensor) else view
+        each: Sequence[Any] = [view] if isinstance(view, DTensor) else view
         for one in each:
             one._mk_source = source
 
@@ -92,8 +105,8 @@ def _spread(x: DTensor, done: set[int]) -> None:
     """
     memory = _memory(x)
     done.add(memory)
-    upwards: dict[int, dict[int, list[tuple[Any, Detached]]]] = {}  # by the source's memory, then by source
-    downwards: dict[int, list[tuple[Any, Detached]]] = {}  # by the view's memory
+    upwards: dict[int, dict[int, list[tuple[DTensor, Detached]]]] = {}  # by the source's memory, then by source
+    downwards: dict[int, list[tuple[DTensor, Detached]]] = {}  # by the view's memory
     for view in _alive(x):
         detached = _origin.get(view._mk_key)
         if detached is None:
