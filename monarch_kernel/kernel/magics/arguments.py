@@ -2,7 +2,7 @@
 
 `parse` is the only parser of these lines. Most lines contain words and options in any order, split like in a shell. An
 argument that is an expression or a command is taken verbatim, including its quotes: `text_argument` declares such an
-argument and the position of its options.
+argument and the position of its options. `Subcommands` is the base class of all groups of subcommands.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Any, TypeVar, cast
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser, argument
 
-from monarch_kernel.actor import Extent
+from monarch_kernel.actor import Extent, ProcMesh
+from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.usage_errors import usage_error
-from monarch_kernel.meshes import parse_ranks
+from monarch_kernel.meshes import format_ranks, parse_ranks
 
 _RANKS = "ranks, such as 0-3,7 or 0:8:2, or dimensions, such as hosts=1,gpus=0-3 (default: all)"
 _MESH = "the mesh (default: the one in use)"
@@ -272,3 +273,40 @@ def select(command: str, ranks: str | None, where: Sequence[str], extent: Extent
         sizes = ", ".join(f"{label}={size}" for label, size in extent.items()) or "one rank"
         said = str(error.args[0] if error.args else error).rstrip(".")
         raise usage_error(command, f"{said} (mesh {mesh} has {sizes})") from None
+
+
+_PREFIX = "mesh "
+
+
+class Subcommands:
+    """A group of subcommands. Each method with `magic_arguments("mesh NAME")` is one; it receives the parsed line.
+
+    Args:
+        notebook: the notebook of the subcommands.
+        say: called with each text for the user; by default, the cell prints it.
+        name: the name of the caller, shown to other viewers of the debugger.
+    """
+
+    def __init__(
+        self, notebook: Notebook, say: Callable[[str], object] = print, name: str = "a cell of the notebook"
+    ) -> None:
+        self._notebook = notebook
+        self._session = notebook.session
+        self.say = say
+        self.name = name
+
+    @classmethod
+    def functions(cls) -> dict[str, Callable[..., object]]:
+        """Return the subcommands by name."""
+        found = ((getattr(each, "parser", None), each) for each in vars(cls).values())
+        return {parser.prog.removeprefix(_PREFIX): each for parser, each in found if parser is not None}
+
+    def addressed(self, found: Arguments) -> tuple[ProcMesh, tuple[int, ...]]:
+        """Return the mesh on the line, or the one in use, and its ranks that `-r` selects."""
+        mesh = self._session.find(found.name, found.magic)
+        return mesh, select(found.magic, found.ranks, [], mesh.extent, mesh.name)
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """Format ranks as a short text."""
+    return format_ranks(ranks, limit=6)

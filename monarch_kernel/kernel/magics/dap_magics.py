@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument, mesh_option, ranks_option
-from monarch_kernel.kernel.magics.subcommands import Subcommands
+from monarch_kernel.kernel.magics.arguments import Arguments, Subcommands, mesh_argument, mesh_option, ranks_option
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.usage_errors import usage_error
 

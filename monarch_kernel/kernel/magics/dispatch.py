@@ -8,15 +8,13 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from monarch_kernel.engines.interface import NotOffered
-from monarch_kernel.kernel.magics.arguments import parse
-from monarch_kernel.kernel.magics.capture_magics import CaptureMagics
+from monarch_kernel.kernel.magics.arguments import Subcommands, parse
 from monarch_kernel.kernel.magics.dap_magics import DapMagics
 from monarch_kernel.kernel.magics.job_magics import JobMagics
 from monarch_kernel.kernel.magics.lifecycle_magics import LifecycleMagics
-from monarch_kernel.kernel.magics.numerics_magics import ComparisonMagics, NumericsMagics
+from monarch_kernel.kernel.magics.numerics_magics import CaptureMagics, ComparisonMagics, NumericsMagics
 from monarch_kernel.kernel.magics.status_magics import StatusMagics, TelemetryMagics
 from monarch_kernel.kernel.magics.stop_magics import StopMagics
-from monarch_kernel.kernel.magics.subcommands import Subcommands
 from monarch_kernel.kernel.magics.sync_magics import SyncMagics
 from monarch_kernel.kernel.magics.value_magics import ValueMagics, VariableMagics
 from monarch_kernel.kernel.notebook import Notebook

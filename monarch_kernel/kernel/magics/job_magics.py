@@ -17,8 +17,7 @@ from monarch_kernel.engines.join.announcements import JoinError
 from monarch_kernel.engines.join.jobs import JoinableList
 from monarch_kernel.engines.join.remote_machine import RELAY
 from monarch_kernel.kernel import mesh_lifecycle
-from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument
-from monarch_kernel.kernel.magics.subcommands import Subcommands
+from monarch_kernel.kernel.magics.arguments import Arguments, Subcommands, mesh_argument
 from monarch_kernel.kernel.mesh_lifecycle import Machines
 from monarch_kernel.kernel.usage_errors import usage_error
 from monarch_kernel.launchers.base import LaunchError

@@ -21,9 +21,16 @@ from monarch_kernel.job import EngineJob
 from monarch_kernel.kernel import mesh_lifecycle
 from monarch_kernel.kernel.cell_run import CellRun, run_again
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
-from monarch_kernel.kernel.magics.arguments import Arguments, check_name, extended_by, mesh_argument, ranks_option
+from monarch_kernel.kernel.magics.arguments import (
+    Arguments,
+    Subcommands,
+    check_name,
+    extended_by,
+    listed,
+    mesh_argument,
+    ranks_option,
+)
 from monarch_kernel.kernel.magics.status_magics import rank_locations
-from monarch_kernel.kernel.magics.subcommands import Subcommands, listed
 from monarch_kernel.kernel.managed_mesh import ManagedMesh, UpOptions
 from monarch_kernel.kernel.mesh_lifecycle import Sync, deaths_of
 from monarch_kernel.kernel.progress import shown_line

@@ -15,8 +15,14 @@ from monarch_kernel.display.quantities import memory, text_size
 from monarch_kernel.display.tables import table_html
 from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import awaited_here
-from monarch_kernel.kernel.magics.arguments import Arguments, OptionsAt, mesh_argument, ranks_option, text_argument
-from monarch_kernel.kernel.magics.subcommands import Subcommands
+from monarch_kernel.kernel.magics.arguments import (
+    Arguments,
+    OptionsAt,
+    Subcommands,
+    mesh_argument,
+    ranks_option,
+    text_argument,
+)
 from monarch_kernel.kernel.mesh_lifecycle import kept_by_others
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.output.formatters import (

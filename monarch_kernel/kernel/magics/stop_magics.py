@@ -18,12 +18,12 @@ from monarch_kernel.kernel.debug.stop_notices import live
 from monarch_kernel.kernel.magics.arguments import (
     Arguments,
     OptionsAt,
+    Subcommands,
     mesh_option,
     ranks_option,
     select,
     text_argument,
 )
-from monarch_kernel.kernel.magics.subcommands import Subcommands
 from monarch_kernel.kernel.notebook import Notebook
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from monarch_kernel.display.tables import table_text
-from monarch_kernel.kernel.magics.arguments import Arguments, mesh_option
-from monarch_kernel.kernel.magics.subcommands import Subcommands
+from monarch_kernel.kernel.magics.arguments import Arguments, Subcommands, mesh_option
 from monarch_kernel.kernel.sync_run import (
     autoreload_selection,
     forget_on,

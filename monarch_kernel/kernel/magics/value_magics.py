@@ -16,13 +16,14 @@ from monarch_kernel.introspection import TensorArgument
 from monarch_kernel.kernel.magics.arguments import (
     Arguments,
     OptionsAt,
+    Subcommands,
     check_name,
+    listed,
     mesh_option,
     ranks_option,
     select,
     text_argument,
 )
-from monarch_kernel.kernel.magics.subcommands import Subcommands, listed
 from monarch_kernel.kernel.managed_mesh import ManagedMesh
 from monarch_kernel.kernel.usage_errors import check_drives, replacing, usage_error
 from monarch_kernel.runtime.actor.errors import ActorError
