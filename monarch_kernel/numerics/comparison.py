@@ -19,10 +19,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from monarch_kernel.display.tables import AsReport
 from monarch_kernel.numerics.alignment import (
+    PHASES,
     STATE,
     Key,
     RecordedPart,
@@ -715,6 +716,64 @@ class Tolerances:
 # -- judging tensors ---------------------------------------------------------------------------------
 
 
+class _BatchLayout(NamedTuple):
+    """How the batch of a run is split.
+
+    Attributes:
+        dim: along which dimension.
+        order: whether its parts are in the order of ranks or of micro-batches ("rank", "micro").
+        batches: the ranks of each part, in order; empty if parts are micro-batches.
+    """
+
+    dim: int
+    order: str
+    batches: tuple[frozenset[int], ...]
+
+
+def _batches_of(parts: Sequence[RecordedPart]) -> tuple[frozenset[int], ...]:
+    """Return the sets of ranks with equal parts of a batch, in the order of their first ranks."""
+    if len({part.micro for part in parts}) > 1:
+        return ()
+    found = [frozenset(part.rank for part in cluster) for cluster in clusters(parts, exact)]
+    return tuple(sorted(found, key=min))
+
+
+def join_shards(parts: Sequence[RecordedPart], load: Callable[[Entry], torch.Tensor | None]) -> torch.Tensor | None:
+    """Return the tensor of which ranks have shards or terms; None if any are missing, or replicas differ."""
+    import torch
+
+    first, placement = load(parts[0].entry), parts[0].entry.placement
+    if first is None or placement is None:
+        return None
+    whole = torch.zeros(placement.global_shape, dtype=first.dtype)
+    filled = 0
+    for group in by_location(parts):
+        placement = group[0].entry.placement
+        if placement is None or placement.is_pending or (placement.partial and placement.replicas > 1):
+            return None
+        if not placement.partial and len(clusters(group, exact)) > 1:
+            return None
+        for part in group if placement.partial else group[:1]:
+            local = load(part.entry)
+            if local is None:
+                return None
+            spans = zip(placement.offsets, local.shape, strict=True)
+            whole[tuple(slice(start, start + length) for start, length in spans)] += local
+        filled += count(group[0].entry)
+    return whole if filled == whole.numel() else None
+
+
+def _whole(tensor: torch.Tensor, parts: Sequence[RecordedPart]) -> WholeTensor:
+    """Return the figures of a tensor that parts were joined to."""
+    from monarch_kernel.numerics.summaries import summarize
+
+    found = summarize(tensor, None)
+    norm = math.sqrt(found.sum_of_squares)
+    return WholeTensor(
+        "shards", tuple(parts), tensor.numel(), norm, found.maximum, found.projection, found.nonfinite, found.hash
+    )
+
+
 class _Judge:
     """Compares single tensors of two runs.
 
@@ -733,7 +792,7 @@ class _Judge:
         self._unaligned: defaultdict[str, list[Key]] = defaultdict(list)
         self._has_operations = False  # that were not compared
         self._by_size = 0  # how many tensors were compared without their projections
-        self._layouts: dict[tuple[int, int, int], tuple[int, str] | None] = {}  # see `_layout`
+        self._layouts: dict[tuple[int, int, int], _BatchLayout | None] = {}  # see `_layout`
         self.loss_scale = self._loss_scale()
 
     def outcome(self, key: Key) -> _Outcome | None:
@@ -890,6 +949,9 @@ class _Judge:
         return dataclasses.replace(outcome, tolerance=0.0) if is_exact else outcome
 
     def _joined(self, key: Key, one: Sequence[RecordedPart], two: Sequence[RecordedPart]) -> _Outcome | None:
+        if any(part.entry.placement is not None and part.entry.placement.is_pending for part in (*one, *two)):
+            self._unaligned["its terms are masked only while they are summed"].append(key)
+            return None
         close = self.close(key)
         one, two = _of_one_shape(one, two), _of_one_shape(two, one)
         if not _is_floating(one[0].entry.dtype) and not _is_floating(two[0].entry.dtype):
@@ -897,6 +959,8 @@ class _Judge:
         options = common_elements(one, two)
         found = [(whole_of(one, elements, close), whole_of(two, elements, close), elements) for elements in options]
         scale = self.loss_scale if key.kind in ("grad_input", "grad_output") else 1.0
+        if (outcome := self._by_assembly(key, one, two, scale)) is not None:
+            return outcome
         for first, second, _ in found:
             if first is not None and second is not None:
                 first, second = self._located(key, first, second, 0), self._located(key, second, first, 1)
@@ -923,6 +987,83 @@ class _Judge:
         self._unaligned["its parts do not make up the same tensor in both runs"].append(key)
         return None
 
+    def _by_assembly(
+        self, key: Key, one: Sequence[RecordedPart], two: Sequence[RecordedPart], scale: float
+    ) -> _Outcome | None:
+        """Compare a tensor whose parts are shards or terms of each part of the batch, if the recordings kept them all.
+
+        Returns:
+            None if they did not, or the places of the parts are unknown.
+        """
+        joined = self._assembled(key, one, 0), self._assembled(key, two, 1)
+        wholes: list[WholeTensor] = []
+        for at, (parts, made) in enumerate(zip((one, two), joined, strict=True)):
+            if made is not None:
+                wholes.append(_whole(made, parts))
+                continue
+            other = joined[1 - at]
+            if other is None:
+                return None
+            whole = whole_of(parts, other.numel(), self.close(key))
+            if whole is None or whole.projection is None or tuple(whole.parts[0].entry.shape) != tuple(other.shape):
+                return None
+            wholes.append(whole)
+        first, second = wholes
+        apart = distance(first, second, scale)
+        if apart[0] <= self._tolerances.of(key):
+            return self._make(key, apart, second.ranks)
+        ranks = second.ranks
+        if joined[0] is None and self._tensors is not None:
+            ranks = self._differing_ranks(key, self._tensors[0](first.parts[0].entry), two, scale) or ranks
+        hints = self._hints(key, first, second, scale)
+        factor = _factor(first, second, _GUESS)
+        return self._make(key, apart, ranks, hints, factor=factor)
+
+    def _assembled(self, key: Key, parts: Sequence[RecordedPart], at: int) -> torch.Tensor | None:
+        """Return the tensor that ranks with parts of a batch have parts of; None if it or its places are unknown.
+
+        Args:
+            at: the run that it is of, 0 or 1.
+        """
+        if any(part.entry.placement is None for part in parts) or key.phase not in PHASES[:2]:
+            return None
+        layout = self._layout(key.step, key.micro, at)
+        if layout is None or len(layout.batches) < 2 or self._tensors is None:
+            return None
+        import torch
+
+        wholes: list[torch.Tensor] = []
+        for ranks in layout.batches:
+            whole = join_shards([part for part in parts if part.rank in ranks], self._tensors[at])
+            if whole is None or layout.dim >= whole.dim():
+                return None
+            wholes.append(whole)
+        return torch.cat(wholes, layout.dim)
+
+    def _differing_ranks(
+        self, key: Key, right: torch.Tensor | None, parts: Sequence[RecordedPart], scale: float
+    ) -> tuple[int, ...]:
+        """Return the ranks of the second run whose shards differ from those of the right tensor."""
+        layout = self._layout(key.step, key.micro, 1)
+        if right is None or layout is None or self._tensors is None:
+            return ()
+        found: set[int] = set()
+        limit = self._tolerances.of(key)
+        for ranks, whole in zip(layout.batches, right.chunk(len(layout.batches), layout.dim), strict=True):
+            for part in parts:
+                placement, tensor = part.entry.placement, self._tensors[1](part.entry)
+                if part.rank not in ranks:
+                    continue
+                if placement is None or placement.partial or tensor is None:
+                    return ()
+                spans = zip(placement.offsets, tensor.shape, strict=True)
+                wanted = whole[tuple(slice(start, start + length) for start, length in spans)].double() * scale
+                if wanted.shape != tensor.shape:
+                    return ()
+                if float((tensor.double() - wanted).norm()) > limit * float(wanted.norm()):
+                    found.add(part.rank)
+        return tuple(sorted(found))
+
     def _located(self, key: Key, whole: WholeTensor, other: WholeTensor, at: int) -> WholeTensor:
         """Return a tensor whose parts have unknown places with its projection, if the batch tells the places.
 
@@ -935,22 +1076,21 @@ class _Judge:
         layout = self._layout(key.step, key.micro, at) if whole.how == "split" and other.how != "split" else None
         if layout is None or whole.projection is not None:
             return whole
-        dim, order = layout
-        joined = self._cat(whole.parts, dim, order, at)
+        joined = self._cat(whole.parts, layout.dim, layout.order, at)
         if joined is None or tuple(joined.shape) != tuple(other.parts[0].entry.shape):
             return whole
         from monarch_kernel.numerics.summaries import summarize
 
         return dataclasses.replace(whole, projection=summarize(joined, None).projection)
 
-    def _layout(self, step: int, micro: int, at: int) -> tuple[int, str] | None:
-        """Return the dimension along which a run's batch is split, and in which order; None if that is unknown."""
+    def _layout(self, step: int, micro: int, at: int) -> _BatchLayout | None:
+        """Return how a run's batch is split; None if that is unknown."""
         place = step, micro, at
         if place not in self._layouts:
             self._layouts[place] = self._found_layout(*place)
         return self._layouts[place]
 
-    def _found_layout(self, step: int, micro: int, at: int) -> tuple[int, str] | None:
+    def _found_layout(self, step: int, micro: int, at: int) -> _BatchLayout | None:
         if self._tensors is None:
             return None
         import torch
@@ -971,7 +1111,7 @@ class _Judge:
                 for dim in range(len(batch[0].entry.shape)):
                     joined = self._cat(whole.parts, dim, order, at)
                     if joined is not None and wanted is not None and torch.equal(joined, wanted):
-                        return dim, order
+                        return _BatchLayout(dim, order, _batches_of(parts))
         return None
 
     def _cat(self, parts: Sequence[RecordedPart], dim: int, order: str, at: int) -> torch.Tensor | None:

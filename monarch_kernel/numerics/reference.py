@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_kernel import programs
 from monarch_kernel.numerics.alignment import RecordedPart, Run, by_location, clusters, count, exact, gradient_scale
-from monarch_kernel.numerics.comparison import Comparison, compare_runs
+from monarch_kernel.numerics.comparison import Comparison, compare_runs, join_shards
 
 if TYPE_CHECKING:
     import torch
@@ -478,20 +478,9 @@ def _joined_shards(
         raise ReferenceRunError(f"{recording.name}: ranks have parts of {what} that make up no batch")
     wholes: list[torch.Tensor] = []
     for at in range(number):
-        first = parts[0].entry
-        assert first.placement is not None
-        whole = torch.zeros(first.placement.global_shape, dtype=_tensor(recording, first).dtype)
-        filled = 0
-        for group in groups:
-            chosen = group if _is_partial(group[0]) else [group[min(at, len(group) - 1)]]
-            for part in chosen:
-                placement, local = part.entry.placement, _tensor(recording, part.entry)
-                assert placement is not None
-                whole[tuple(slice(at, at + size) for at, size in zip(placement.offsets, local.shape, strict=True))] += (
-                    local
-                )
-            filled += count(group[0].entry)
-        if filled < whole.numel():
+        chosen = [group if _is_partial(group[0]) else [group[min(at, len(group) - 1)]] for group in groups]
+        whole = join_shards([part for group in chosen for part in group], lambda entry: _tensor(recording, entry))
+        if whole is None:
             raise ReferenceRunError(f"{recording.name}: parts of {what} are missing: ranks have not recorded all of it")
         wholes.append(whole)
     return (wholes[0] if number == 1 else torch.cat(wholes, dim or 0)), number

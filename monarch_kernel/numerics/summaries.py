@@ -52,12 +52,15 @@ class Placement:
         offsets: the index of the part's first element in each dimension.
         partial: whether the whole is the sum of the ranks' tensors, which have all its elements.
         replicas: how many ranks have the same part; 0 if unknown.
+        is_pending: whether the ranks' tensors are no plain terms yet, as those of an embedding whose rows are sharded:
+            other ranks' rows are masked only while they are summed.
     """
 
     global_shape: tuple[int, ...]
     offsets: tuple[int, ...]
     partial: bool = False
     replicas: int = 0
+    is_pending: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON-compatible data."""
@@ -66,12 +69,14 @@ class Placement:
             "offsets": list(self.offsets),
             "partial": self.partial,
             "replicas": self.replicas,
+            **({"is_pending": True} if self.is_pending else {}),
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Placement:
         """Read what `to_dict` returned."""
-        return cls(tuple(data["global_shape"]), tuple(data["offsets"]), data["partial"], data["replicas"])
+        places = tuple(data["global_shape"]), tuple(data["offsets"])
+        return cls(*places, data["partial"], data["replicas"], data.get("is_pending", False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +196,16 @@ def placement_of(tensor: torch.Tensor) -> Placement | None:
     found = _as_dtensor(tensor)
     if found is None:
         return None
+    from torch.distributed.tensor import Partial as Term
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     mesh, placements = found.device_mesh, found.placements
     _, offsets = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
     partial = any(each.is_partial() for each in placements)
+    is_pending = any(each.is_partial() and not (type(each) is Term and each.reduce_op == "sum") for each in placements)
     replicas = math.prod(mesh.size(at) for at, each in enumerate(placements) if each.is_replicate())
     offsets = tuple(min(offset, length) for offset, length in zip(offsets, tensor.shape, strict=True))
-    return Placement(tuple(tensor.shape), offsets, partial, replicas)
+    return Placement(tuple(tensor.shape), offsets, partial, replicas, is_pending)
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

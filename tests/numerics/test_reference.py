@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +239,60 @@ def test_a_data_parallel_job_compares_with_one_process(
     assert (first.step, first.phase, first.module) == (0, phase, module)
     assert guess in first.suggests
     assert "run again" not in str(found)
+
+
+def train_in_two_dimensions(rank: int, path: Path, folders: dict[str, Path]) -> None:
+    """Train with tensor parallelism of 2 under data parallelism of 2, by hand, and record a step in each folder.
+
+    In the module that is named, one rank of each pair of tensor parallelism is wrong.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    embed = RowwiseParallel(input_layouts=Replicate())
+    tokens = torch.randint(32, (8, 5), generator=torch.Generator().manual_seed(3))
+    mine, targets = tokens[:, :-1].chunk(2)[rank // 2], tokens[:, 1:].chunk(2)[rank // 2]
+    for wrong, folder in folders.items():
+        torch.manual_seed(0)
+        net = load(path).Net()
+        parallelize_module(net, mesh["tensor"], {"embed": embed, "up": ColwiseParallel(), "down": RowwiseParallel()})
+        if wrong and rank % 2:
+            module = net.get_submodule(wrong)
+            module.forward = partial(scaled, module.forward)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, foreach=False)
+        with record(folder.name, net, optimizer, steps=1, folder=folder, full=True):
+            F.cross_entropy(net(mine).flatten(0, 1), targets.flatten()).backward()
+            for each in net.parameters():
+                assert each.grad is not None
+                gradient = each.grad.to_local() if isinstance(each.grad, DTensor) else each.grad
+                dist.all_reduce(gradient, group=mesh["data"].get_group())
+                gradient /= 2
+            optimizer.step()
+
+
+def scaled(forward: Callable[[torch.Tensor], torch.Tensor], given: torch.Tensor) -> torch.Tensor:
+    """Return what a module returns, but not quite."""
+    return forward(given) * 1.05
+
+
+def test_a_wrong_rank_of_tensor_parallelism_under_data_parallelism_is_named_where_it_is_wrong(
+    program: Path, tmp_path: Path
+) -> None:
+    importlib.import_module("torch.distributed.tensor.parallel")  # once, before ranks are forked
+    folders = {wrong: tmp_path / f"job{wrong}" for wrong in ("", "up", "down")}
+    run_ranks(train_in_two_dimensions, 4, tmp_path, program, folders)
+    right, up, down = (
+        compare_with_reference(Recording.open(folder), f"{program}:build_model") for folder in folders.values()
+    )
+    assert right.equal is True, str(right)
+    assert right.unaligned == 1 and "masked only while they are summed: output of embed." in str(right)
+    assert up.first is not None and down.first is not None
+    assert (up.first.phase, up.first.module, up.first.tensor) == ("forward", "up", "output"), str(up)
+    assert up.first.ranks == (1, 3)  # which have the columns that are wrong
+    assert (down.first.phase, down.first.module, down.first.tensor) == ("forward", "down", "output"), str(down)
+    assert up.equal is down.equal is False
 
 
 @started

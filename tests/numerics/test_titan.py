@@ -64,9 +64,15 @@ def found(folder: Path) -> dict[str, Any]:
 
 
 def test_right_steps_equal_one_process(found: dict[str, Any]) -> None:
-    comparison = found["comparison"]
+    comparison = found["right"]
     assert comparison["equal"] is True, comparison["text"]
     assert comparison["compared"] > 100, comparison["text"]
+
+
+def test_a_wrong_rank_of_tensor_parallelism_is_named_where_it_is_wrong(found: dict[str, Any]) -> None:
+    comparison = found["wrong"]
+    assert comparison["equal"] is False, comparison["text"]
+    assert comparison["first"] == ["forward", "layers.1.feed_forward.w2", "output"], comparison["text"]
 
 
 def test_rules_are_silent_on_right_steps(found: dict[str, Any]) -> None:

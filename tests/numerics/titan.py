@@ -79,14 +79,15 @@ def main() -> None:
         start_method="fork",
     )
     broken = elastic_launch(config, trained)(folder)
-    found = {"comparison": compared(folder / "right"), "replay": replayed(folder, folder / "step", 3)}
-    print(json.dumps({"broken": [broken[rank] for rank in sorted(broken)], **found}))
+    found = {name: compared(folder / name) for name in ("right", "wrong")}
+    found |= {"broken": [broken[rank] for rank in sorted(broken)], "replay": replayed(folder, folder / "step", 3)}
+    print(json.dumps(found))
 
 
 def trained(folder: Path) -> list[str]:
-    """Train three steps that are captured, three that are recorded, and three with rules; return the broken rules.
+    """Train steps that are captured, recorded, recorded with a wrong rank, and watched; return the broken rules.
 
-    Each training builds a trainer. They share the process group.
+    Each training builds a trainer. They share the process group, and the imports, which compute longer than all steps.
     """
     from monarch_kernel.numerics import capture, record
     from monarch_kernel.numerics.rules import rules
@@ -98,6 +99,14 @@ def trained(folder: Path) -> list[str]:
     made.close()
     made = trainer(folder, 3)
     with record("right", made.model_parts[0], steps=2, folder=folder / "right", full=True):
+        made.train()
+    made.close()
+    made = trainer(folder, 1)
+    if dist.get_rank() % 2:  # one rank of each pair of tensor parallelism
+        layer = made.model_parts[0].layers["1"].feed_forward.w2
+        forward = layer.forward
+        layer.forward = lambda given: forward(given) * 1.05
+    with record("wrong", made.model_parts[0], steps=1, folder=folder / "wrong", full=True):
         made.train()
     made.close()
     broken: list[str] = []
@@ -115,7 +124,8 @@ def compared(target: Path) -> dict[str, Any]:
     from monarch_kernel.numerics.reference import compare_with_reference
 
     found = compare_with_reference(Recording.open(target), f"{__file__}:build_model")
-    return {"equal": found.equal, "compared": found.compared, "text": str(found)}
+    first = found.first and [found.first.phase, found.first.module, found.first.tensor]
+    return {"equal": found.equal, "compared": found.compared, "first": first, "text": str(found)}
 
 
 def replayed(folder: Path, target: Path, rank: int) -> dict[str, Any]:
