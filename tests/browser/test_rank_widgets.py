@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.browser.lab import Lab
+from tests.conftest import wait_until
 
 CELLS = (
     "%mesh up --procs 2",
@@ -78,11 +79,16 @@ def move(lab: Lab, rank: int, steps: int) -> None:
 
 def wait_for(lab: Lab, at: int, pattern: str) -> None:
     """Run a cell until its output is this."""
-    said = ""
-    for _ in range(20):
-        if re.search(pattern, said := lab.run(at)):
-            return
-    raise AssertionError(said)
+    said: list[str] = []
+
+    def is_said() -> bool:
+        said.append(lab.run(at))
+        return re.search(pattern, said[-1]) is not None
+
+    try:
+        wait_until(is_said, f"the cell says {pattern!r}")
+    except AssertionError as error:
+        raise AssertionError(f"{error}, but {said[-1]!r}") from None
 
 
 def reads_as_text(lab: Lab) -> None:

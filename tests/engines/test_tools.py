@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from tests.conftest import wait_until
 from tests.kernel.harness import Kernel, Outcome
 
 STEPS = """%%mesh -a
@@ -31,13 +32,18 @@ def shown(out: Outcome) -> str:
 
 
 def until(kernel: Kernel, command: str, said: str) -> str:
-    """Repeat a command until it shows that."""
-    text = ""
-    for _ in range(200):
-        text = shown(kernel.run(command))
-        if re.search(said, text):
-            return text
-    raise AssertionError(f"{command} never showed {said!r}, but {text!r}")
+    """Repeat a command until it shows that; returns all that it showed then."""
+    texts: list[str] = []
+
+    def does_show() -> bool:
+        texts.append(shown(kernel.run(command)))
+        return re.search(said, texts[-1]) is not None
+
+    try:
+        wait_until(does_show, f"{command} shows {said!r}")
+    except AssertionError as error:
+        raise AssertionError(f"{error}, but {texts[-1]!r}") from None
+    return texts[-1]
 
 
 def test_a_cell_has_the_output_and_the_values_of_all_ranks(notebook: Kernel) -> None:
