@@ -738,7 +738,7 @@ def _batches_of(parts: Sequence[RecordedPart]) -> tuple[frozenset[int], ...]:
     return tuple(sorted(found, key=min))
 
 
-def join_shards(parts: Sequence[RecordedPart], load: Callable[[Entry], torch.Tensor | None]) -> torch.Tensor | None:
+def assemble(parts: Sequence[RecordedPart], load: Callable[[Entry], torch.Tensor | None]) -> torch.Tensor | None:
     """Return the tensor of which ranks have shards or terms; None if any are missing, or replicas differ."""
     import torch
 
@@ -1034,7 +1034,7 @@ class _Judge:
 
         wholes: list[torch.Tensor] = []
         for ranks in layout.batches:
-            whole = join_shards([part for part in parts if part.rank in ranks], self._tensors[at])
+            whole = assemble([part for part in parts if part.rank in ranks], self._tensors[at])
             if whole is None or layout.dim >= whole.dim():
                 return None
             wholes.append(whole)

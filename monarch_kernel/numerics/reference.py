@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_kernel import programs
 from monarch_kernel.numerics.alignment import RecordedPart, Run, by_location, clusters, count, exact, gradient_scale
-from monarch_kernel.numerics.comparison import Comparison, compare_runs, join_shards
+from monarch_kernel.numerics.comparison import Comparison, assemble, compare_runs
 
 if TYPE_CHECKING:
     import torch
@@ -479,7 +479,7 @@ def _joined_shards(
     wholes: list[torch.Tensor] = []
     for at in range(number):
         chosen = [group if _is_partial(group[0]) else [group[min(at, len(group) - 1)]] for group in groups]
-        whole = join_shards([part for group in chosen for part in group], lambda entry: _tensor(recording, entry))
+        whole = assemble([part for group in chosen for part in group], lambda entry: _tensor(recording, entry))
         if whole is None:
             raise ReferenceRunError(f"{recording.name}: parts of {what} are missing: ranks have not recorded all of it")
         wholes.append(whole)
