@@ -738,11 +738,11 @@ def _batches_of(parts: Sequence[RecordedPart]) -> tuple[frozenset[int], ...]:
     return tuple(sorted(found, key=min))
 
 
-def assemble(parts: Sequence[RecordedPart], load: Callable[[Entry], torch.Tensor | None]) -> torch.Tensor | None:
+def assemble(parts: Sequence[RecordedPart], tensor_of: Callable[[Entry], torch.Tensor | None]) -> torch.Tensor | None:
     """Return the tensor of which ranks have shards or terms; None if any are missing, or replicas differ."""
     import torch
 
-    first, placement = load(parts[0].entry), parts[0].entry.placement
+    first, placement = tensor_of(parts[0].entry), parts[0].entry.placement
     if first is None or placement is None:
         return None
     whole = torch.zeros(placement.global_shape, dtype=first.dtype)
@@ -754,7 +754,7 @@ def assemble(parts: Sequence[RecordedPart], load: Callable[[Entry], torch.Tensor
         if not placement.partial and len(clusters(group, exact)) > 1:
             return None
         for part in group if placement.partial else group[:1]:
-            local = load(part.entry)
+            local = tensor_of(part.entry)
             if local is None:
                 return None
             spans = zip(placement.offsets, local.shape, strict=True)
