@@ -54,9 +54,10 @@ LOAD, STEP = 6, 9
 
 
 def hangs(seen: Look) -> bool:
-    """Whether each rank of the program is where it stays."""
+    """Whether each rank of the program is where it stays, and was there at the first reading, too."""
     places = [found.place for found in seen.evidence.values()]
-    return seen.verdict.decided and [place and place.line for place in places] == [STEP, LOAD, STEP]
+    stays = seen.verdict.decided and [place and place.line for place in places] == [STEP, LOAD, STEP]
+    return stays and "makes no progress" in seen.verdict.sentence
 
 
 def until(request: LookRequest, good: Callable[[Look], bool], deadline: float = 60.0) -> Look:
