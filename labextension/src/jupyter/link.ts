@@ -102,9 +102,8 @@ export class KernelLink {
     if (this._disposed) {
       return;
     }
-    this._disconnect();
-    this._become('gone'); // whoever waits for the kernel need not any more
     this._disposed = true;
+    this._disconnect();
     this.client.dispose();
     this._comm?.close();
     this._comm = null;
