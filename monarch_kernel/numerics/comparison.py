@@ -757,8 +757,7 @@ def assemble(parts: Sequence[RecordedPart], tensor_of: Callable[[Entry], torch.T
             local = tensor_of(part.entry)
             if local is None:
                 return None
-            spans = zip(placement.offsets, local.shape, strict=True)
-            whole[tuple(slice(start, start + length) for start, length in spans)] += local
+            whole[placement.indices(local.shape)] += local
         filled += count(group[0].entry)
     return whole if filled == whole.numel() else None
 
@@ -1038,6 +1037,8 @@ class _Judge:
             if whole is None or layout.dim >= whole.dim():
                 return None
             wholes.append(whole)
+        if len({whole.shape[: layout.dim] + whole.shape[layout.dim + 1 :] for whole in wholes}) > 1:
+            return None
         return torch.cat(wholes, layout.dim)
 
     def _differing_ranks(
@@ -1049,15 +1050,15 @@ class _Judge:
             return ()
         found: set[int] = set()
         limit = self._tolerances.of(key)
-        for ranks, whole in zip(layout.batches, right.chunk(len(layout.batches), layout.dim), strict=True):
-            for part in parts:
+        begin = length = 0
+        for ranks in layout.batches:
+            begin += length
+            for part in (each for each in parts if each.rank in ranks):
                 placement, tensor = part.entry.placement, self._tensors[1](part.entry)
-                if part.rank not in ranks:
-                    continue
                 if placement is None or placement.partial or tensor is None:
                     return ()
-                spans = zip(placement.offsets, tensor.shape, strict=True)
-                wanted = whole[tuple(slice(start, start + length) for start, length in spans)].double() * scale
+                length = placement.global_shape[layout.dim]
+                wanted = right.narrow(layout.dim, begin, length)[placement.indices(tensor.shape)].double() * scale
                 if wanted.shape != tensor.shape:
                     return ()
                 if float((tensor.double() - wanted).norm()) > limit * float(wanted.norm()):

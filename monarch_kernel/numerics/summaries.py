@@ -72,6 +72,10 @@ class Placement:
             **({"is_pending": True} if self.is_pending else {}),
         }
 
+    def indices(self, shape: Sequence[int]) -> tuple[slice, ...]:
+        """Return where in the whole tensor a part of this shape lies."""
+        return tuple(slice(start, start + length) for start, length in zip(self.offsets, shape, strict=True))
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Placement:
         """Read what `to_dict` returned."""
