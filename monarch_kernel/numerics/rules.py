@@ -545,7 +545,8 @@ class RuleCheck(Subscriber):
         self._exchange: Exchange | None = None
         self._step: CheckedStep | None = None
         self._captured: dict[int, CheckedParameter] = {}  # by id of a parameter
-        self._reads_values = bool(_OF_VALUES & set(names)) or not set(_BUILT_IN).issuperset(names)
+        self._has_own_rules = not set(_BUILT_IN).issuperset(names)
+        self._reads_values = self._has_own_rules or bool(_OF_VALUES & set(names))
         # Whether masks depend on the inputs of other ranks. Not so where all ranks of all parameters are known.
         self._compares_model_ranks = True
         self._moving: set[str] = set()  # names of parameters whose samples moved at the last check
@@ -627,7 +628,7 @@ class RuleCheck(Subscriber):
             self._connect(rank, size, has_group)
         if self._on_mesh is not None:
             self._begin_on_mesh()
-        elif {"data", "random"} & set(self.names) or not set(_BUILT_IN).issuperset(self.names):
+        elif self._has_own_rules or {"data", "random"} & set(self.names):
             self.wants = frozenset(("optimizer", "calls"))
         self._backwards = False
 
@@ -1034,8 +1035,7 @@ def measure_updates(parameters: Sequence[CheckedParameter]) -> None:
         after = torch.cat([_sample(each.parameter) for each in together])
         change = after.double() - torch.cat(before).double()
         parts = list(change.split([len(each) for each in before]))
-        each_norm: Any = torch._foreach_norm(parts)  # pyright: ignore[reportPrivateImportUsage]
-        for each, part, norm in zip(together, parts, torch.stack(each_norm).tolist(), strict=True):
+        for each, part, norm in zip(together, parts, _norms(parts), strict=True):
             each.update = norm / math.sqrt(len(part))
 
 
@@ -1102,7 +1102,7 @@ def _norms(tensors: list[torch.Tensor]) -> Iterator[float]:
     for indices in by_kind.values():
         dense = [tensors[at].to_dense() if tensors[at].is_sparse else tensors[at] for at in indices]
         each_norm: Any = torch._foreach_norm(dense)  # pyright: ignore[reportPrivateImportUsage]
-        norms = torch.stack([each.float() for each in each_norm]).tolist()
+        norms = torch.stack(list(each_norm)).tolist()
         for at, norm in zip(indices, norms):
             found[at] = norm
     return iter(found)
