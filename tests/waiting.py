@@ -72,6 +72,22 @@ def wait_until(condition: Callable[[], object], what: str, deadline: float = 40.
         time.sleep(min(_LONGEST, max(_SHORTEST, 4 * (time.monotonic() - began))))
 
 
+def wait_for_text(show: Callable[[], str], is_right: Callable[[str], object], what: str, deadline: float = 40.0) -> str:
+    """Repeat what shows a text until that is right, and return it; an error has the last one."""
+    text = ""
+
+    def shows() -> object:
+        nonlocal text
+        text = show()
+        return is_right(text)
+
+    try:
+        wait_until(shows, what, deadline)
+    except AssertionError as error:
+        raise AssertionError(f"{error}; last it showed:\n{text}") from None
+    return text
+
+
 def waiters(path: Path) -> int:
     """How many processes wait for the lock of a file, whose holder this or another process is."""
     inode = f":{path.stat().st_ino}"

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.browser.lab import Lab
-from tests.conftest import wait_until
+from tests.waiting import wait_for_text
 
 CELLS = (
     "%mesh up --procs 2",
@@ -79,16 +79,7 @@ def move(lab: Lab, rank: int, steps: int) -> None:
 
 def wait_for(lab: Lab, at: int, pattern: str) -> None:
     """Run a cell until its output is this."""
-    said: list[str] = []
-
-    def is_said() -> bool:
-        said.append(lab.run(at))
-        return re.search(pattern, said[-1]) is not None
-
-    try:
-        wait_until(is_said, f"the cell says {pattern!r}")
-    except AssertionError as error:
-        raise AssertionError(f"{error}, but {said[-1]!r}") from None
+    wait_for_text(lambda: lab.run(at), lambda text: re.search(pattern, text), f"the cell says {pattern!r}")
 
 
 def reads_as_text(lab: Lab) -> None:

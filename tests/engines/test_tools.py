@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from tests.conftest import wait_until
 from tests.kernel.harness import Kernel, Outcome
+from tests.waiting import wait_for_text
 
 STEPS = """%%mesh -a
 def work(n):
@@ -33,17 +33,9 @@ def shown(out: Outcome) -> str:
 
 def until(kernel: Kernel, command: str, said: str) -> str:
     """Repeat a command until it shows that; returns all that it showed then."""
-    texts: list[str] = []
-
-    def does_show() -> bool:
-        texts.append(shown(kernel.run(command)))
-        return re.search(said, texts[-1]) is not None
-
-    try:
-        wait_until(does_show, f"{command} shows {said!r}")
-    except AssertionError as error:
-        raise AssertionError(f"{error}, but {texts[-1]!r}") from None
-    return texts[-1]
+    return wait_for_text(
+        lambda: shown(kernel.run(command)), lambda text: re.search(said, text), f"{command} shows {said!r}"
+    )
 
 
 def test_a_cell_has_the_output_and_the_values_of_all_ranks(notebook: Kernel) -> None:

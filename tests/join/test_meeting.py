@@ -29,6 +29,7 @@ from tests.launchers import sshd
 from tests.launchers.engines import CannotRunError
 from tests.network.conftest import network
 from tests.network.hosts import Host, Network, Process
+from tests.waiting import wait_for_text
 
 pytestmark = [pytest.mark.torch, pytest.mark.network]
 
@@ -56,18 +57,9 @@ class Viewer:
 
     def until(self, line: str, *words: str) -> str:
         """Run a line until it shows these words; what it shows then."""
-        shown = ""
-
-        def has_come() -> bool:
-            nonlocal shown
-            shown = self.run(line)
-            return all(word in shown for word in words)
-
-        try:
-            wait_until(has_come, f"{line} shows {words}", LONG)
-        except AssertionError as error:
-            raise AssertionError(f"{error}; last it showed:\n{shown}") from None
-        return shown
+        return wait_for_text(
+            lambda: self.run(line), lambda text: all(word in text for word in words), f"{line} shows {words}", LONG
+        )
 
     def end(self) -> None:
         """Let it end as a terminal does whose input ends."""
